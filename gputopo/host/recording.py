@@ -1,0 +1,286 @@
+"""A recording: a whole machine's answers as one text file of JSON lines.
+
+The first line is the header, then one line an entry, sorted, so that two recordings diff well::
+
+    {"gputopo-recording": 1, "tool": "0.1.0", "captured_at": "...", "anonymized": [...], ...}
+    {"command": ["nvidia-smi", "topo", "-m"], "exit": 0, "stdout": "...", "stderr": ""}
+    {"dir": "/sys/class/infiniband", "entries": ["mlx5_0"]}
+    {"file": "/sys/...", "text": "..."}        or "base64", or "error" with an optional "detail"
+    {"link": "/sys/...", "target": "..."}
+    {"nvml": "nvmlDeviceGetName", "args": [0], "value": "..."}    or "error": "NOT_SUPPORTED"
+
+An entry that is not there was not asked for: to replay it is ``absent``, with that detail.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import Any, cast, get_args
+
+import msgspec
+
+from gputopo.errors import SourceError
+from gputopo.facts import Fact, Missing, Reason
+from gputopo.host.base import Output
+from gputopo.host.tree import Directory, Entry, Link, TreeHost
+
+FORMAT = 1
+_REASONS = get_args(Reason)
+NOT_RECORDED = Missing("absent", "not in the recording")
+
+
+class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The first line of a recording."""
+
+    format: int = msgspec.field(name="gputopo-recording")
+    tool: str = ""
+    captured_at: str | None = None
+    kernel: str = ""
+    anonymized: list[str] = []
+    note: str = ""
+
+
+class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """One entry; which fields are set tells its kind. Fields stand in the order they are written."""
+
+    command: list[str] | None = None
+    dir: str | None = None
+    file: str | None = None
+    link: str | None = None
+    nvml: str | None = None
+    args: list[Any] | None = None
+    exit: int | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    entries: list[str] | None = None
+    target: str | None = None
+    text: str | None = None
+    base64: str | None = None
+    value: Any = msgspec.UNSET
+    error: str | None = None
+    detail: str = ""
+
+
+class Answers(msgspec.Struct):
+    """What a recording holds, by question."""
+
+    header: Header
+    files: dict[str, Entry] = {}
+    commands: dict[tuple[str, ...], Fact[Output]] = {}
+    nvml: dict[tuple[Any, ...], Fact[Any]] = {}
+
+
+NVML_REASONS: dict[str, Reason] = {
+    "NOT_SUPPORTED": "unsupported",
+    "FUNCTION_NOT_FOUND": "unsupported",
+    "ARGUMENT_VERSION_MISMATCH": "unsupported",
+    "LIBRARY_NOT_FOUND": "absent",
+    "DRIVER_NOT_LOADED": "absent",
+    "NOT_FOUND": "absent",
+    "NO_PERMISSION": "denied",
+    "TIMEOUT": "timeout",
+}
+"""NVML's error names (NVML_ERROR_*) by reason; every other one is ``failed``."""
+
+
+def nvml_error(name: str) -> Missing:
+    """The reason that an NVML error stands for; its name is kept as the detail."""
+    return Missing(NVML_REASONS.get(name, "failed"), f"NVML {name}")
+
+
+def nvml_key(call: str, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The question as a dictionary key (arguments may be nested lists)."""
+    return (call, *(_frozen(arg) for arg in args))
+
+
+def _frozen(arg: Any) -> Any:
+    return tuple(_frozen(item) for item in arg) if isinstance(arg, (list, tuple)) else arg
+
+
+class RecordedHost(TreeHost):
+    """Answers from a recording; never touches the live machine."""
+
+    kind = "recording"
+
+    def __init__(self, name: str, answers: Answers) -> None:
+        super().__init__(name)
+        self.header = answers.header
+        self.captured_at = answers.header.captured_at
+        self._files = answers.files
+        self._commands = answers.commands
+        self._nvml = answers.nvml
+
+    def entry(self, path: str) -> Entry | None:
+        return self._files.get(path)
+
+    def read_bytes(self, path: str) -> Fact[bytes]:
+        return self._told(super().read_bytes(path), path)
+
+    def read_text(self, path: str) -> Fact[str]:
+        return self._told(super().read_text(path), path)
+
+    def list_dir(self, path: str) -> Fact[list[str]]:
+        return self._told(super().list_dir(path), path)
+
+    def read_link(self, path: str) -> Fact[str]:
+        return self._told(super().read_link(path), path)
+
+    def _told(self, answer: Any, path: str) -> Any:
+        """Tells what is truly absent from what nobody asked for when the recording was made."""
+        if not isinstance(answer, Missing) or answer.reason != "absent" or answer.detail:
+            return answer
+        if path in self._files:
+            return answer
+        parent, _, base = path.rpartition("/")
+        names = super().list_dir(parent)
+        return answer if isinstance(names, list) and base not in names else NOT_RECORDED
+
+    def run(self, argv: Sequence[str], timeout: float) -> Fact[Output]:
+        return self._commands.get(tuple(argv), NOT_RECORDED)
+
+    def nvml(self, call: str, *args: Any) -> Fact[Any]:
+        return self._nvml.get(nvml_key(call, args), NOT_RECORDED)
+
+
+def is_recording(data: bytes) -> bool:
+    """Whether the data starts as a recording does."""
+    return data[:64].lstrip().startswith(b'{"gputopo-recording"')
+
+
+def parse(data: bytes, name: str) -> RecordedHost:
+    """Reads a recording. Raises SourceError that names the first wrong line."""
+    lines = data.split(b"\n")
+    try:
+        header = msgspec.json.decode(lines[0], type=Header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SourceError(f"{name}: line 1 is no recording header: {error}") from None
+    if header.format != FORMAT:
+        raise SourceError(
+            f"{name}: recording format {header.format}; this version reads format {FORMAT}"
+        )
+    answers = Answers(header, {}, {}, {})
+    decoder = msgspec.json.Decoder(_Line)
+    files = answers.files
+    for number, raw in enumerate(lines[1:], start=2):
+        if not raw.strip():
+            continue
+        try:
+            line = decoder.decode(raw)
+            if line.file is not None:
+                files[line.file] = _content(line)
+            elif line.link is not None:
+                files[line.link] = _link(line)
+            elif line.dir is not None:
+                files[line.dir] = _directory(line)
+            elif line.command is not None:
+                answers.commands[tuple(line.command)] = _output(line)
+            elif line.nvml is not None:
+                answers.nvml[nvml_key(line.nvml, line.args or [])] = _nvml_value(line)
+            else:
+                raise ValueError("names no file, link, dir, command or nvml")
+        except (ValueError, UnicodeDecodeError, RecursionError, TypeError) as error:
+            raise SourceError(f"{name}: line {number} is wrong: {error}") from None
+    return RecordedHost(name, answers)
+
+
+def _missing(line: _Line) -> Missing | None:
+    if line.error is None:
+        return None
+    if line.error in _REASONS:
+        return Missing(cast(Reason, line.error), line.detail)
+    raise ValueError(f"unknown error {line.error!r}")
+
+
+def _content(line: _Line) -> Entry:
+    if line.text is not None:
+        return line.text
+    if line.base64 is not None:
+        return base64.b64decode(line.base64, validate=True)
+    missing = _missing(line)
+    if missing is None:
+        raise ValueError("a file needs text, base64 or error")
+    return missing
+
+
+def _link(line: _Line) -> Entry:
+    if line.target is not None:
+        return Link(line.target)
+    missing = _missing(line)
+    if missing is None:
+        raise ValueError("a link needs target or error")
+    return missing
+
+
+def _directory(line: _Line) -> Entry:
+    if line.entries is not None:
+        return Directory(line.entries)
+    missing = _missing(line)
+    if missing is None:
+        raise ValueError("a dir needs entries or error")
+    return missing
+
+
+def _output(line: _Line) -> Fact[Output]:
+    if line.exit is not None:
+        return Output(line.exit, line.stdout or "", line.stderr or "")
+    missing = _missing(line)
+    if missing is None:
+        raise ValueError("a command needs exit or error")
+    return missing
+
+
+def _nvml_value(line: _Line) -> Fact[Any]:
+    if line.value is not msgspec.UNSET:
+        return line.value
+    if line.error is None:
+        raise ValueError("an nvml entry needs value or error")
+    if line.error.isupper():
+        return nvml_error(line.error)
+    missing = _missing(line)
+    assert missing is not None
+    return missing
+
+
+def render(answers: Answers) -> bytes:
+    """The recording's text: header first, then entries sorted by their own text."""
+    lines = sorted(msgspec.json.encode(line) for line in _lines(answers))
+    return b"\n".join([msgspec.json.encode(answers.header), *lines, b""])
+
+
+def _lines(answers: Answers) -> Iterator[_Line]:
+    for path, found in answers.files.items():
+        if isinstance(found, Directory):
+            yield _Line(dir=path, entries=found)
+        elif isinstance(found, Link):
+            yield _Line(link=path, target=str(found))
+        elif isinstance(found, Missing):
+            yield _Line(file=path, error=found.reason, detail=found.detail)
+        elif isinstance(found, str):
+            yield _Line(file=path, text=found)
+        else:
+            try:
+                yield _Line(file=path, text=found.decode("utf-8"))
+            except UnicodeDecodeError:
+                yield _Line(file=path, base64=base64.b64encode(found).decode("ascii"))
+    for argv, output in answers.commands.items():
+        if isinstance(output, Missing):
+            yield _Line(command=list(argv), error=output.reason, detail=output.detail)
+        else:
+            yield _Line(
+                command=list(argv), exit=output.exit, stdout=output.stdout, stderr=output.stderr
+            )
+    for (call, *args), value in answers.nvml.items():
+        line = _Line(nvml=call, args=_listed(args))
+        if isinstance(value, Missing):
+            if value.detail.startswith("NVML ") and nvml_error(value.detail[5:]) == value:
+                line.error = value.detail[5:]
+            else:
+                line.error, line.detail = value.reason, value.detail
+        else:
+            line.value = value
+        yield line
+
+
+def _listed(arg: Any) -> Any:
+    return [_listed(item) for item in arg] if isinstance(arg, (list, tuple)) else arg

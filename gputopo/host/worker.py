@@ -1,0 +1,216 @@
+"""A child process that asks the dangerous questions, so that the scan can leave it behind.
+
+A call into a GPU that fell off the bus, or a read of its config space, can sleep uninterruptibly in
+the kernel; only another process can be given up. The child answers framed requests on its standard
+input and output; the parent never waits for it without a deadline.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from gputopo.facts import Fact, Missing
+
+if TYPE_CHECKING:
+    import subprocess
+
+TERM_GRACE = 2.0
+"""Seconds between TERM and KILL, and again between KILL and abandoning."""
+
+FRAME_LIMIT = 64 << 20
+
+
+class Worker:
+    """One child. After a timeout it is killed, or abandoned where it cannot be killed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.abandoned = False
+        """True once a child could not be killed: it sleeps in the driver still."""
+
+    def ask(self, request: tuple[Any, ...], timeout: float) -> Fact[Any]:
+        """The answer to one request, or ``timeout`` with what became of the child."""
+        deadline = time.monotonic() + timeout
+        try:
+            process = self._process or self._start()
+            assert process.stdin is not None and process.stdout is not None
+            data = marshal.dumps(request)
+            os.write(process.stdin.fileno(), len(data).to_bytes(4, "little") + data)
+            frame = _read_frame(process.stdout.fileno(), deadline)
+        except OSError as error:
+            self._end(0.0)
+            return Missing("failed", f"the worker process broke: {os.strerror(error.errno or 0)}")
+        if frame is None:
+            where = self._end(TERM_GRACE)
+            return Missing("timeout", f"no answer within {timeout:.3g} s; {where}")
+        if not frame:
+            code = self._exit_code()
+            self._end(0.0)
+            return Missing("failed", f"the worker process ended ({code}) during {request[1]}")
+        kind, *rest = marshal.loads(frame)
+        return rest[0] if kind == "value" else Missing(*rest)
+
+    def close(self) -> None:
+        """Ends the child; it is idle, so TERM suffices."""
+        if self._process is not None:
+            self._end(0.2)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        import subprocess
+
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        code = f"import sys; sys.path.insert(0, {root!r}); import gputopo.host.worker as w; w.serve()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+        return self._process
+
+    def _exit_code(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(0.5)
+        except Exception:
+            return "still running"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _end(self, grace: float) -> str:
+        """TERM, KILL, abandon; says in words what became of the child."""
+        process, self._process = self._process, None
+        if process is None:
+            return "no child"
+        state = end_session(process, grace)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass
+        if state:
+            self.abandoned = True
+        return state or "its process was ended"
+
+
+def end_session(process: subprocess.Popen[bytes], grace: float) -> str:
+    """Ends a process and its whole session: TERM, ``grace`` s, KILL, ``grace`` s, then no more.
+
+    Returns "" when it is gone, else a sentence on the process that was left behind.
+    """
+    import signal
+    import subprocess
+
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+        try:
+            process.wait(grace if grace > 0 or number == signal.SIGTERM else 0.5)
+        except subprocess.TimeoutExpired:
+            continue
+        try:  # what it started in its session goes too, even when it ended at once itself
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        return ""
+    # Popen's destructor would try to reap it and warn; there is nothing more to be done with it.
+    process.returncode = 0
+    return describe(process.pid)
+
+
+def describe(pid: int) -> str:
+    """Where a process that cannot be killed is: its state and the kernel function it sleeps in."""
+    import psutil
+
+    try:
+        state = psutil.Process(pid).status()
+    except psutil.Error:
+        state = "unknown"
+    try:
+        with open(f"/proc/{pid}/wchan") as file:
+            wchan = file.read(64).strip() or "?"
+    except OSError:
+        wchan = "unreadable"
+    return f"process {pid} could not be ended (state {state}, in {wchan}) and was left behind"
+
+
+def _read_frame(fd: int, deadline: float) -> bytes | None:
+    """One frame; None when the deadline passes first, b"" when the child closed its end."""
+    import select
+
+    poller = select.poll()
+    poller.register(fd, select.POLLIN | select.POLLHUP)
+    wanted, data = 4, b""
+    sized = False
+    while len(data) < wanted:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poller.poll(left * 1000):
+            return None
+        chunk = os.read(fd, wanted - len(data))
+        if not chunk:
+            return b""
+        data += chunk
+        if not sized and len(data) == 4:
+            wanted, data, sized = int.from_bytes(data, "little"), b"", True
+            if wanted > FRAME_LIMIT:
+                return b""
+    return data
+
+
+def serve() -> None:
+    """The child's loop: requests in, answers out, until the parent closes the pipe."""
+    source, sink = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)  # whatever a driver library prints must not land among the frames
+    while True:
+        head = _read_exactly(source, 4)
+        if len(head) < 4:
+            return
+        request = marshal.loads(_read_exactly(source, int.from_bytes(head, "little")))
+        data = marshal.dumps(_answer(request))
+        frame = len(data).to_bytes(4, "little") + data
+        while frame:
+            frame = frame[os.write(sink, frame) :]
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        chunk = os.read(fd, size - len(data))
+        if not chunk:
+            break
+        data += chunk
+    return data
+
+
+def _answer(request: tuple[Any, ...]) -> tuple[Any, ...]:
+    verb, subject, *args = request
+    if verb == "read":
+        from gputopo.host.tree import from_errno, read_regular
+
+        try:
+            found = read_regular(subject)
+        except OSError as error:
+            found = from_errno(error)
+        if isinstance(found, Missing):
+            return ("missing", found.reason, found.detail)
+        return ("value", found)
+    from gputopo.host import nvml
+    from gputopo.host.recording import nvml_error
+
+    try:
+        return ("value", nvml.call(subject, args))
+    except nvml.Refused as refused:
+        missing = nvml_error(str(refused))
+        return ("missing", missing.reason, missing.detail)
+    except Exception as error:  # a binding that disagrees with its library must not end the scan
+        return ("missing", "failed", f"{type(error).__name__}: {error}"[:200])

@@ -1,0 +1,1 @@
+"""Probes: each reads one source through the host and returns typed facts, without opinion."""
