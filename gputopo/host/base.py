@@ -71,6 +71,10 @@ class Host(Protocol):
         """
         ...
 
+    def remaining(self) -> float:
+        """Seconds left of the time that all answers together may take (infinite off-line)."""
+        ...
+
     def close(self) -> None:
         """Ends what the host started. Answers after that are ``failed``."""
         ...

@@ -69,5 +69,8 @@ class Recorder:
             self.answers.nvml[key] = self.host.nvml(call, *args)
         return self.answers.nvml[key]
 
+    def remaining(self) -> float:
+        return self.host.remaining()
+
     def close(self) -> None:
         self.host.close()

@@ -87,6 +87,9 @@ class TreeHost:
     def nvml(self, call: str, *args: Any) -> Fact[Any]:
         return Missing("absent", f"{self.kind} holds no NVML answers")
 
+    def remaining(self) -> float:
+        return float("inf")
+
     def close(self) -> None:
         pass
 

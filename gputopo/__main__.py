@@ -1,0 +1,3 @@
+from gputopo.cli.main import main
+
+main()

@@ -1,0 +1,77 @@
+"""The ``gputopo`` command: finds the subcommand, and turns refusals into one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from gputopo import __version__
+from gputopo.errors import GputopoError
+
+COMMANDS = {
+    "scan": "Show this machine, or a recorded one, and what is wrong with it.",
+    "record": "Write all that a scan reads into one file.",
+    "explain": "Explain a finding: why, how to verify by hand, how to mend.",
+    "schema": "Print the JSON Schema of a command's JSON output.",
+}
+"""Subcommands and their one-line help; the module of each is imported only when it runs."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, so that --help stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        import importlib
+
+        module = importlib.import_module(f"gputopo.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 nothing found at --fail-on, 1 something, 2 unusable input, 3 a probe broke.",
+)
+@click.version_option(__version__, "-V", "--version", message="gputopo %(version)s")
+def cli() -> None:
+    """What this GPU server is made of, what is wrong with it, and how to mend it."""
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Runs the command line and exits."""
+    try:
+        sys.exit(cli.main(args=arguments, prog_name="gputopo", standalone_mode=False) or 0)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except GputopoError as error:
+        from gputopo.text import clean
+
+        click.echo(f"gputopo: {clean(str(error), 500)}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (head, less) went away; nothing more can be said to it.
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""``gputopo scan``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from gputopo.cli.options import (
+    code_option,
+    exit_code,
+    fail_on_option,
+    output_option,
+    source_option,
+    timeout_option,
+    write,
+)
+
+
+@click.command("scan")
+@source_option
+@click.option("--format", "style", type=click.Choice(["text", "json"]), default="text")
+@output_option
+@timeout_option
+@fail_on_option
+@code_option("--only", "Ask only these rules, by code or family (PCI101,NIC).")
+@code_option("--ignore", "Leave these rules out.")
+@click.option("-v", "--verbose", count=True, help="More: all functions, sources, skipped rules.")
+@click.option("-q", "--quiet", is_flag=True, help="Only what is wrong.")
+@click.option("--list-fixtures", is_flag=True, help="List the bundled machines and exit.")
+def command(
+    source: str | None,
+    style: str,
+    output: str | None,
+    timeout: float,
+    fail_on: str,
+    only: list[str],
+    ignore: list[str],
+    verbose: int,
+    quiet: bool,
+    list_fixtures: bool,
+) -> int:
+    """Show a machine as one graph, and what is wrong with it.
+
+    Without --from this machine is read: no root needed, nothing is changed, no load is put on a GPU.
+    """
+    if list_fixtures:
+        return _list_fixtures()
+    from gputopo import scan
+    from gputopo.rules import check
+
+    topology = scan(source, timeout=timeout)
+    report = check(topology, only=only, ignore=ignore)
+    if style == "json":
+        from gputopo.report.json import encode, scan_document
+
+        write(encode(scan_document(topology, report)), output)
+    else:
+        from gputopo.report.text import render
+
+        tty = output is None and sys.stdout.isatty()
+        write(render(topology, report, tty=tty, verbose=verbose, quiet=quiet).encode(), output)
+    return exit_code(report, fail_on)
+
+
+def _list_fixtures() -> int:
+    from gputopo.host.source import list_fixtures
+
+    for fixture in list_fixtures():
+        click.echo(f"fixture:{fixture.name:<24} {fixture.origin:<9} {fixture.title}")
+    return 0
