@@ -12,10 +12,10 @@ from gputopo.probes.read import cpus, integer
 CPUS = "/sys/devices/system/cpu"
 
 
-class Core(msgspec.Struct, frozen=True, kw_only=True):
-    """One core and its hardware threads. ``package`` is the kernel's physical_package_id."""
+class Package(msgspec.Struct, frozen=True, kw_only=True):
+    """One CPU package. ``index`` is the kernel's physical_package_id, which need not be unique."""
 
-    package: Fact[int]
+    index: Fact[int]
     cpus: str
 
 
@@ -36,7 +36,9 @@ class CpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     allowed: Fact[str]
     """CPUs that this process may run on (cpuset and affinity together)."""
     allowed_nodes: Fact[str]
-    cores: list[Core]
+    packages: list[Package]
+    cores: list[str]
+    """The hardware threads of each core, where the kernel tells."""
     l3_groups: list[str]
     governor: Fact[str]
     """The frequency governor of the first online CPU; ``mixed`` where CPUs differ."""
@@ -62,13 +64,13 @@ def probe(host: Host) -> Fact[CpuFacts]:
         missing = names if isinstance(names, Missing) else Missing("absent")
         problems.append(Problem(CPUS, missing))
     status = host.read_text("/proc/self/status")
-    cores = _cores(host, online)
     return CpuFacts(
         online=render(online),
         offline=render(present - online),
         allowed=_status(status, "Cpus_allowed_list"),
         allowed_nodes=_status(status, "Mems_allowed_list"),
-        cores=cores,
+        packages=_packages(host, online),
+        cores=_cores(host, online),
         l3_groups=_l3_groups(host, online),
         governor=_governor(host, online),
         model=_model(cpuinfo),
@@ -96,27 +98,49 @@ def _from_cpuinfo(text: str) -> set[int]:
     return found
 
 
-def _cores(host: Host, online: set[int]) -> list[Core]:
-    cores: list[Core] = []
+def _packages(host: Host, online: set[int]) -> list[Package]:
+    """Packages by their sets of CPUs: ids repeat on some machines (one per cell on Itanium)."""
+    packages: list[Package] = []
     placed: set[int] = set()
-    by_id: dict[tuple[Fact[int], Fact[int]], set[int]] = {}
     for cpu in sorted(online):
         if cpu in placed:
             continue
         place = f"{CPUS}/cpu{cpu}/topology"
-        package = integer(host.read_text(f"{place}/physical_package_id"))
+        index = integer(host.read_text(f"{place}/physical_package_id"))
+        members = cpus(host, f"{place}/package_cpus_list", f"{place}/package_cpus")
+        if isinstance(members, Missing):
+            members = cpus(host, f"{place}/core_siblings_list", f"{place}/core_siblings")
+        if isinstance(members, Missing):
+            continue
+        found = set(parse(members)) & online | {cpu}
+        placed |= found
+        packages.append(Package(index=index, cpus=render(found)))
+    return packages
+
+
+def _cores(host: Host, online: set[int]) -> list[str]:
+    cores: list[str] = []
+    placed: set[int] = set()
+    for cpu in sorted(online):
+        if cpu in placed:
+            continue
+        place = f"{CPUS}/cpu{cpu}/topology"
         threads = cpus(host, f"{place}/core_cpus_list", f"{place}/core_cpus")
         if isinstance(threads, Missing):
             threads = cpus(host, f"{place}/thread_siblings_list", f"{place}/thread_siblings")
-        if isinstance(threads, str):
-            members = (set(parse(threads)) & online) | {cpu}
-            placed |= members
-            cores.append(Core(package=package, cpus=render(members)))
-        else:
-            core = integer(host.read_text(f"{place}/core_id"))
-            key = (package, core if isinstance(core, int) else -1 - cpu)
-            by_id.setdefault(key, set()).add(cpu)
-    cores.extend(Core(package=key[0], cpus=render(members)) for key, members in by_id.items())
+        if isinstance(threads, Missing):
+            continue
+        members = set(parse(threads)) & online | {cpu}
+        if len(members) > 1:
+            # Two cores of an AMD Bulldozer module call each other siblings; their core ids differ.
+            own = host.read_text(f"{place}/core_id")
+            members = {
+                other
+                for other in members
+                if other == cpu or host.read_text(f"{CPUS}/cpu{other}/topology/core_id") == own
+            }
+        placed |= members
+        cores.append(render(members))
     return cores
 
 
@@ -138,8 +162,8 @@ def _l3_groups(host: Host, online: set[int]) -> list[str]:
         shared = cpus(
             host, f"{place}/{index}/shared_cpu_list", f"{place}/{index}/shared_cpu_map"
         )
-        if isinstance(shared, str):
-            members = set(parse(shared)) & online | {cpu}
+        if isinstance(shared, str) and cpu in parse(shared):
+            members = set(parse(shared)) & online
             placed |= members
             groups.append(render(members))
     return groups

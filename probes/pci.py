@@ -60,8 +60,8 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     root_complex: str | None
     parents: tuple[str, ...]
     class_code: int
-    vendor: int
-    device: int
+    vendor: int | None
+    device: int | None
     subsystem_vendor: int | None = None
     subsystem_device: int | None = None
     numa_node: Fact[int] = ABSENT
@@ -138,12 +138,8 @@ def _function(host: Host, name: str, iommu_types: dict[str, Fact[str]]) -> PciFu
     class_code = hexadecimal(host.read_text(f"{place}/class"))
     if isinstance(class_code, Missing):
         return class_code
-    vendor = hexadecimal(host.read_text(f"{place}/vendor"))
-    device = hexadecimal(host.read_text(f"{place}/device"))
-    if isinstance(vendor, Missing):
-        return vendor
-    if isinstance(device, Missing):
-        return device
+    vendor = known(hexadecimal(host.read_text(f"{place}/vendor")))
+    device = known(hexadecimal(host.read_text(f"{place}/device")))
     root_complex, parents = _position(host, name)
     base = class_code >> 8
     wanted = (

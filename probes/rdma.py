@@ -8,7 +8,7 @@ import msgspec
 
 from gputopo.facts import Fact, Missing, Problem
 from gputopo.host.base import Host
-from gputopo.probes.read import integer, pci_parent
+from gputopo.probes.read import integer, is_virtual, pci_parent
 
 DEVICES = "/sys/class/infiniband"
 
@@ -50,10 +50,11 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One RDMA device. ``pci`` is missing (absent) for a software device."""
+    """One RDMA device. A software device (rxe, siw) stands on an interface and has no ``pci``."""
 
     name: str
     pci: Fact[str]
+    software: bool
     firmware: Fact[str]
     board_id: Fact[str]
     hca_type: Fact[str]
@@ -101,6 +102,7 @@ def _device(host: Host, name: str) -> RdmaDevice:
     return RdmaDevice(
         name=name,
         pci=pci_parent(host, place),
+        software=is_virtual(host, place),
         firmware=read("fw_ver"),
         board_id=read("board_id"),
         hca_type=read("hca_type"),

@@ -48,16 +48,23 @@ def cpus(host: Host, listed: str, mask: str) -> Fact[str]:
 def pci_parent(host: Host, entry: str) -> Fact[str]:
     """The PCI function that a /sys/class entry belongs to: the last address on its path.
 
-    ``entry`` is the class entry without trailing slash. Software devices have none (``absent``).
+    ``entry`` is the class entry without trailing slash.
     """
+    missing = Missing("absent", "no PCI function")
     for link in (entry, f"{entry}/device"):
         target = host.read_link(link)
-        if isinstance(target, str):
-            for component in reversed(target.split("/")):
-                if is_address(component):
-                    return component
-            if "/virtual/" in target:
-                return Missing("absent", "a software device, no PCI function")
-        else:
+        if isinstance(target, Missing):
             missing = target
-    return missing if isinstance(target, Missing) else Missing("absent", "no PCI function")
+            continue
+        for component in reversed(target.split("/")):
+            if is_address(component):
+                return component
+    if is_virtual(host, entry):
+        return Missing("absent", "a software device, no PCI function")
+    return missing
+
+
+def is_virtual(host: Host, entry: str) -> bool:
+    """Whether a /sys/class entry is a software device: the kernel keeps those below virtual/."""
+    target = host.read_link(entry)
+    return isinstance(target, str) and "/virtual/" in target

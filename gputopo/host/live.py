@@ -7,12 +7,15 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gputopo.facts import Fact, Missing
+from gputopo.facts import ABSENT, Fact, Missing
 from gputopo.host.base import OUTPUT_LIMIT, Output, decode
 from gputopo.host.tree import from_errno, read_regular
-from gputopo.host.worker import Worker, end_session
+from gputopo.host.worker import TERM_GRACE, Worker, end_session, kill_session
+
+if TYPE_CHECKING:
+    import subprocess
 
 READ_TIMEOUT = 2.0
 """Seconds for one guarded sysfs read; a healthy one takes microseconds."""
@@ -20,12 +23,19 @@ READ_TIMEOUT = 2.0
 NVML_TIMEOUT = 10.0
 """Seconds for one NVML call. Without persistence mode nvmlInit alone can take several."""
 
+MAX_CRASHES = 3
+"""Children that the driver library may take down before no more are started."""
+
 _GUARDED = re.compile(
     r"/sys/bus/pci/devices/[^/]+/(config|current_link_speed|current_link_width)"
     r"|/sys/class/infiniband/[^/]+/ports/.*"
 )
 """Files whose reading asks the device itself, which may be off the bus: only a child reads them.
 Config space and the current link of NVIDIA devices; port files, which are firmware commands."""
+
+_NO_LIBRARY = "libnvidia-ml.so.1: cannot open shared object file: No such file"
+
+_CLOSED = Missing("failed", "the host is closed")
 
 _STANDARD_PATH = (
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib:/opt/bin"
@@ -62,7 +72,7 @@ class LiveHost:
             return self._read_guarded(path)
         try:
             return read_regular(path)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return from_errno(error)
 
     def read_text(self, path: str) -> Fact[str]:
@@ -72,18 +82,23 @@ class LiveHost:
     def list_dir(self, path: str) -> Fact[list[str]]:
         try:
             return sorted(os.listdir(path))
-        except OSError as error:
-            return from_errno(error)
+        except (OSError, ValueError) as error:
+            missing = from_errno(error)
+            if missing == ABSENT and os.path.exists(path):
+                return Missing("failed", "not a directory")
+            return missing
 
     def read_link(self, path: str) -> Fact[str]:
         try:
             return os.readlink(path)
-        except OSError as error:
-            if error.errno == 22:  # EINVAL: something else than a link
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", 0) == 22:  # EINVAL: something else than a link
                 return Missing("failed", "not a symbolic link")
             return from_errno(error)
 
     def run(self, argv: Sequence[str], timeout: float) -> Fact[Output]:
+        if self._closed:
+            return _CLOSED
         program = find_program(argv[0])
         if program is None:
             return Missing("absent", f"no {argv[0]} on this machine")
@@ -101,9 +116,11 @@ class LiveHost:
     def nvml(self, call: str, *args: Any) -> Fact[Any]:
         with self._driver_lock:
             if self._closed:
-                return Missing("failed", "the host is closed")
+                return _CLOSED
             if self._driver_hung is not None:
                 return Missing("timeout", "not asked: the driver hung before")
+            if self._driver.crashes >= MAX_CRASHES:
+                return Missing("failed", "not asked: the driver library crashed time and again")
             absent = self._nvml_library()
             if absent is not None:
                 return absent
@@ -111,30 +128,43 @@ class LiveHost:
             if allowed <= 0:
                 return self._spent()
             answer = self._driver.ask(("nvml", call, *args), allowed)
-            if isinstance(answer, Missing) and answer.reason == "timeout" and call:
-                if not answer.detail.startswith("NVML "):
-                    self._driver_hung = answer
+            if (
+                isinstance(answer, Missing)
+                and answer.reason == "timeout"
+                and not answer.detail.startswith("NVML ")  # TIMEOUT as the driver's own answer
+            ):
+                self._driver_hung = answer
             return answer
 
     def close(self) -> None:
         self._closed = True
-        self._reader.close()
-        self._driver.close()
+        for worker, lock in (
+            (self._reader, self._reader_lock),
+            (self._driver, self._driver_lock),
+        ):
+            if not lock.acquire(blocking=False):
+                worker.interrupt()  # a thread still waits for an answer
+                if not lock.acquire(timeout=1.0):
+                    continue
+            worker.close()
+            lock.release()
 
     def _nvml_library(self) -> Missing | None:
         """None if libnvidia-ml.so.1 can be loaded. Loading it touches no device."""
         if self._library is None:
             import ctypes
 
+            from gputopo.host.recording import nvml_error
+
             try:
                 ctypes.CDLL("libnvidia-ml.so.1")
                 self._library = True
             except OSError as error:
-                found = "cannot open shared object file" not in str(error)
+                # An empty file is what a container without its driver mounted has in its place.
                 self._library = (
-                    Missing("failed", f"libnvidia-ml.so.1: {error}"[:200])
-                    if found
-                    else Missing("absent", "NVML LIBRARY_NOT_FOUND")
+                    nvml_error("LIBRARY_NOT_FOUND")
+                    if str(error).startswith(_NO_LIBRARY)
+                    else Missing("failed", str(error)[:200])
                 )
         return self._library if isinstance(self._library, Missing) else None
 
@@ -152,7 +182,7 @@ class LiveHost:
         device = "/".join(path.split("/")[:6 if path.startswith("/sys/bus") else 5])
         with self._reader_lock:
             if self._closed:
-                return Missing("failed", "the host is closed")
+                return _CLOSED
             if self._reader.abandoned:
                 return Missing("timeout", "not read: an earlier read hung and could not be ended")
             if device in self._hung:
@@ -172,8 +202,9 @@ class LiveHost:
 def find_program(name: str) -> str | None:
     """The absolute path of a program: the user's PATH less relative entries, then the usual places.
 
-    For root, directories that others can write to are left out as well.
+    For root, programs and directories that everybody can write to are left out as well.
     """
+    root = os.geteuid() == 0
     seen: set[str] = set()
     for directory in [*os.environ.get("PATH", "").split(":"), *_STANDARD_PATH.split(":")]:
         if not directory.startswith("/") or directory in seen:
@@ -181,7 +212,10 @@ def find_program(name: str) -> str | None:
         seen.add(directory)
         path = f"{directory}/{name}"
         if os.path.isfile(path) and os.access(path, os.X_OK):
-            if os.geteuid() == 0 and os.stat(directory).st_mode & 0o002:
+            try:
+                if root and (os.stat(directory).st_mode | os.stat(path).st_mode) & 0o002:
+                    continue
+            except OSError:
                 continue
             return path
     return None
@@ -193,7 +227,6 @@ def run_program(argv: list[str], timeout: float) -> tuple[Fact[Output], bool]:
     Output past OUTPUT_LIMIT ends it. After the program itself has ended its pipes are read only as
     long as data is there, since what it started may keep them open.
     """
-    import selectors
     import subprocess
 
     environment = {**os.environ, "LC_ALL": "C"}
@@ -208,10 +241,35 @@ def run_program(argv: list[str], timeout: float) -> tuple[Fact[Output], bool]:
             env=environment,
             cwd="/",
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return from_errno(error), False
+    try:
+        texts, failure = _collect(process, deadline, timeout)
+    except BaseException:
+        end_session(process, 0.0)
+        raise
+    finally:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+    if failure is None:
+        return Output(process.returncode, texts[0], texts[1]), False
+    left_behind = end_session(process, TERM_GRACE)
+    kill_session(process.pid)
+    if left_behind:
+        failure = Missing(failure.reason, f"{failure.detail}; {left_behind}")
+    return failure, bool(left_behind)
+
+
+def _collect(
+    process: subprocess.Popen[bytes], deadline: float, timeout: float
+) -> tuple[list[str], Missing | None]:
+    """What the program printed (stdout, stderr), and why it has to be ended if it has to be."""
+    import selectors
+    import subprocess
+
     streams: dict[int, bytearray] = {}
-    failure: Missing | None = None
+    late = Missing("timeout", f"no end within {timeout:.3g} s")
     with selectors.DefaultSelector() as selector:
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
@@ -220,8 +278,7 @@ def run_program(argv: list[str], timeout: float) -> tuple[Fact[Output], bool]:
         while selector.get_map():
             left = deadline - time.monotonic()
             if left <= 0:
-                failure = Missing("timeout", f"no end within {timeout:.3g} s")
-                break
+                return [], late
             ended = process.poll() is not None
             ready = selector.select(0.0 if ended else min(left, 0.05))
             for key, _ in ready:
@@ -230,23 +287,11 @@ def run_program(argv: list[str], timeout: float) -> tuple[Fact[Output], bool]:
                 if not data:
                     selector.unregister(key.fd)
                 elif len(streams[key.fd]) > OUTPUT_LIMIT:
-                    failure = Missing("failed", f"printed more than {OUTPUT_LIMIT >> 20} MiB")
-            if failure or (ended and not ready):
+                    return [], Missing("failed", f"printed more than {OUTPUT_LIMIT >> 20} MiB")
+            if ended and not ready:
                 break
-    if failure is None:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            failure = Missing("timeout", f"no end within {timeout:.3g} s")
-    left_behind = ""
-    if failure is not None:
-        left_behind = end_session(process, 2.0)
-        if left_behind:
-            failure = Missing(failure.reason, f"{failure.detail}; {left_behind}")
-    texts = [bytes(data).decode("utf-8", "replace") for data in streams.values()]
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-    if failure is not None:
-        return failure, bool(left_behind)
-    return Output(process.returncode, texts[0], texts[1]), False
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return [], late
+    return [bytes(data).decode("utf-8", "replace") for data in streams.values()], None

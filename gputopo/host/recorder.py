@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gputopo.facts import Fact
-from gputopo.host.base import Host, Output
-from gputopo.host.recording import Answers, Header, nvml_key
-from gputopo.host.tree import Directory, Link
+from gputopo.facts import Fact, Missing
+from gputopo.host.base import Host, Output, decode
+from gputopo.host.recording import Answers, Header, RecordedHost, nvml_key
+from gputopo.host.tree import Directory, Entry, Link
 
 
 class Recorder:
@@ -23,54 +23,88 @@ class Recorder:
         self.name = host.name
         self.captured_at = host.captured_at
         self.concurrent = host.concurrent
-        self.answers = Answers(Header(format=1), {}, {}, {})
+        self._bytes: dict[str, Fact[bytes]] = {}
+        self._texts: dict[str, Fact[str]] = {}
+        self._listings: dict[str, Fact[list[str]]] = {}
+        self._links: dict[str, Fact[str]] = {}
+        self._commands: dict[tuple[str, ...], Fact[Output]] = {}
+        self._nvml: dict[tuple[Any, ...], Fact[Any]] = {}
+
+    @property
+    def answers(self) -> Answers:
+        """What was answered so far, as a recording."""
+        return Answers(Header(format=1), self._files(), dict(self._commands), dict(self._nvml))
 
     def read_bytes(self, path: str) -> Fact[bytes]:
-        kept = self.answers.files.get(path)
-        if isinstance(kept, bytes):
-            return kept
-        answer = self.host.read_bytes(path)
-        self.answers.files[path] = answer
-        return answer
+        if path not in self._bytes:
+            self._bytes[path] = self.host.read_bytes(path)
+        return self._bytes[path]
 
     def read_text(self, path: str) -> Fact[str]:
-        kept = self.answers.files.get(path)
-        if isinstance(kept, str) and not isinstance(kept, Link):
-            return kept
-        answer = self.host.read_text(path)
-        self.answers.files[path] = answer
-        return answer
+        if path not in self._texts:
+            kept = self._bytes.get(path)
+            if kept is None:
+                self._texts[path] = self.host.read_text(path)
+            else:
+                self._texts[path] = kept if isinstance(kept, Missing) else decode(kept)
+        return self._texts[path]
 
     def list_dir(self, path: str) -> Fact[list[str]]:
-        kept = self.answers.files.get(path)
-        if isinstance(kept, Directory):
-            return kept
-        answer = self.host.list_dir(path)
-        self.answers.files[path] = Directory(answer) if isinstance(answer, list) else answer
-        return answer
+        if path not in self._listings:
+            self._listings[path] = self.host.list_dir(path)
+        return self._listings[path]
 
     def read_link(self, path: str) -> Fact[str]:
-        kept = self.answers.files.get(path)
-        if isinstance(kept, Link):
-            return str(kept)
-        answer = self.host.read_link(path)
-        self.answers.files[path] = Link(answer) if isinstance(answer, str) else answer
-        return answer
+        if path not in self._links:
+            self._links[path] = self.host.read_link(path)
+        return self._links[path]
 
     def run(self, argv: Sequence[str], timeout: float) -> Fact[Output]:
         key = tuple(argv)
-        if key not in self.answers.commands:
-            self.answers.commands[key] = self.host.run(argv, timeout)
-        return self.answers.commands[key]
+        if key not in self._commands:
+            self._commands[key] = self.host.run(argv, timeout)
+        return self._commands[key]
 
     def nvml(self, call: str, *args: Any) -> Fact[Any]:
         key = nvml_key(call, args)
-        if key not in self.answers.nvml:
-            self.answers.nvml[key] = self.host.nvml(call, *args)
-        return self.answers.nvml[key]
+        if key not in self._nvml:
+            self._nvml[key] = self.host.nvml(call, *args)
+        return self._nvml[key]
 
     def remaining(self) -> float:
         return self.host.remaining()
 
     def close(self) -> None:
         self.host.close()
+
+    def _files(self) -> dict[str, Entry]:
+        """One entry a path. What was read through a link goes to where the link leads.
+
+        The dictionaries are copied before they are gone through: a thread that the scan gave up
+        may still be adding to them.
+        """
+        links = dict(self._links)
+        files: dict[str, Entry] = {
+            path: Link(target) for path, target in links.items() if isinstance(target, str)
+        }
+        tree = RecordedHost("", Answers(Header(format=1), dict(files)))
+        contents: list[tuple[str, Entry]] = [
+            *self._texts.copy().items(),
+            *self._bytes.copy().items(),
+            *(
+                (path, names if isinstance(names, Missing) else Directory(names))
+                for path, names in self._listings.copy().items()
+            ),
+            *((path, target) for path, target in links.items() if isinstance(target, Missing)),
+        ]
+        # Of two answers on one path the one that is a value stays: what the other question was
+        # told follows from it (a directory cannot be read, a file cannot be listed).
+        for path, found in contents:
+            if isinstance(files.get(path), Link):
+                real = tree.real(path)
+                if isinstance(real, Missing):
+                    continue
+                path = real
+            if not isinstance(found, Missing) or path not in files:
+                files[path] = found
+        return files

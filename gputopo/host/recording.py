@@ -15,6 +15,7 @@ An entry that is not there was not asked for: to replay it is ``absent``, with t
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast, get_args
 
@@ -102,10 +103,11 @@ class RecordedHost(TreeHost):
     """Answers from a recording; never touches the live machine."""
 
     kind = "recording"
+    unknown = NOT_RECORDED
 
     def __init__(self, name: str, answers: Answers) -> None:
         super().__init__(name)
-        self.header = answers.header
+        self.answers = answers
         self.captured_at = answers.header.captured_at
         self._files = answers.files
         self._commands = answers.commands
@@ -113,28 +115,6 @@ class RecordedHost(TreeHost):
 
     def entry(self, path: str) -> Entry | None:
         return self._files.get(path)
-
-    def read_bytes(self, path: str) -> Fact[bytes]:
-        return self._told(super().read_bytes(path), path)
-
-    def read_text(self, path: str) -> Fact[str]:
-        return self._told(super().read_text(path), path)
-
-    def list_dir(self, path: str) -> Fact[list[str]]:
-        return self._told(super().list_dir(path), path)
-
-    def read_link(self, path: str) -> Fact[str]:
-        return self._told(super().read_link(path), path)
-
-    def _told(self, answer: Any, path: str) -> Any:
-        """Tells what is truly absent from what nobody asked for when the recording was made."""
-        if not isinstance(answer, Missing) or answer.reason != "absent" or answer.detail:
-            return answer
-        if path in self._files:
-            return answer
-        parent, _, base = path.rpartition("/")
-        names = super().list_dir(parent)
-        return answer if isinstance(names, list) and base not in names else NOT_RECORDED
 
     def run(self, argv: Sequence[str], timeout: float) -> Fact[Output]:
         return self._commands.get(tuple(argv), NOT_RECORDED)
@@ -214,7 +194,7 @@ def _link(line: _Line) -> Entry:
 
 def _directory(line: _Line) -> Entry:
     if line.entries is not None:
-        return Directory(line.entries)
+        return Directory(sorted(line.entries))
     missing = _missing(line)
     if missing is None:
         raise ValueError("a dir needs entries or error")
@@ -244,8 +224,26 @@ def _nvml_value(line: _Line) -> Fact[Any]:
 
 def render(answers: Answers) -> bytes:
     """The recording's text: header first, then entries sorted by their own text."""
-    lines = sorted(msgspec.json.encode(line) for line in _lines(answers))
-    return b"\n".join([msgspec.json.encode(answers.header), *lines, b""])
+    lines = sorted(_encode(line) for line in _lines(answers))
+    return b"\n".join([_encode(answers.header), *lines, b""])
+
+
+def _encode(line: Header | _Line) -> bytes:
+    try:
+        return msgspec.json.encode(line)
+    except UnicodeEncodeError:  # a name that is not UTF-8 holds lone surrogates (PEP 383)
+        return msgspec.json.encode(_without_surrogates(msgspec.to_builtins(line)))
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATES.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
+    return [_without_surrogates(item) for item in value] if isinstance(value, list) else value
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _lines(answers: Answers) -> Iterator[_Line]:

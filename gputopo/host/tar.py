@@ -74,7 +74,9 @@ def members(data: bytes, file_limit: int) -> Iterator[Member]:
             raise TarError(f"the archive has more than {MAX_MEMBERS:,} members")
         at += BLOCK
         kind = header[156:157]
-        size = _number(records.get("size", "").encode() or header[124:136], 10 if "size" in records else 8)
+        size = _number(header[124:136])
+        if "size" in records:  # beyond what the header's octal digits can say
+            size = _number(records["size"].encode(), base=10)
         if kind == b"S":  # GNU sparse: the map of holes goes on in blocks of its own
             more = header[482]
             while more:
@@ -135,17 +137,16 @@ def _name(header: bytes) -> str:
 
 
 def _number(field: bytes, base: int = 8) -> int:
-    """A header's number: octal digits, or for large ones GNU's big-endian binary."""
+    """A header's number: digits, or for large ones GNU's big-endian binary."""
     if field[:1] == b"\x80":
         return int.from_bytes(field[1:], "big")
-    digits = field.strip(b" \0")
-    if not digits:
-        return 0
+    digits = field.strip(b" \0") or b"0"
     try:
-        # isdigit first: int() also takes a sign and underscores
-        return int(digits, base) if digits.isdigit() and len(digits) < 20 else -1 // 0
-    except (ValueError, ZeroDivisionError):
-        raise TarError("the archive is damaged: a header holds a wrong number") from None
+        if digits.isdigit() and len(digits) < 20:  # int() alone also takes signs and underscores
+            return int(digits, base)
+    except ValueError:
+        pass
+    raise TarError("the archive is damaged: a header holds a wrong number")
 
 
 def _checksum(header: bytes) -> int:
@@ -170,4 +171,4 @@ def _pax(content: bytes) -> dict[str, str]:
 
 
 def _errno(record: str | None) -> int | None:
-    return int(record) if record and record.isdigit() and len(record) < 5 else None
+    return int(record) if record and re.fullmatch(r"[0-9]{1,4}", record) else None

@@ -40,6 +40,10 @@ class TreeHost:
     kind = "root"
     concurrent = False
     captured_at: str | None = None
+    literal = True
+    """Whether an entry may also stand at a path that leads through links, as it was asked for."""
+    unknown = ABSENT
+    """The answer where the tree does not tell whether something is there."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -49,17 +53,22 @@ class TreeHost:
         """What stands at a path whose parents are real directories; None for nothing."""
         raise NotImplementedError
 
+    def target(self, path: str) -> str | None:
+        """Where the link at a path (parents as for :meth:`entry`) points; None if it is none."""
+        found = self.entry(path)
+        return found if isinstance(found, Link) else None
+
     def read_bytes(self, path: str) -> Fact[bytes]:
         found = self._follow(path)
-        if isinstance(found, (Directory, Link)):
+        if isinstance(found, Directory):
             return Missing("failed", "is a directory")
-        return found.encode("utf-8") if isinstance(found, str) else found
+        return found.encode("utf-8", "replace") if isinstance(found, str) else found
 
     def read_text(self, path: str) -> Fact[str]:
         found = self._follow(path)
         if isinstance(found, bytes):
             return decode(found)
-        if isinstance(found, (Directory, Link)):
+        if isinstance(found, Directory):
             return Missing("failed", "is a directory")
         return found.rstrip("\n\x00") if isinstance(found, str) else found
 
@@ -70,13 +79,9 @@ class TreeHost:
         return Missing("failed", "not a directory")
 
     def read_link(self, path: str) -> Fact[str]:
-        found = self.entry(path)
+        found = self._at(path)
         if found is None:
-            parent, _, base = path.rpartition("/")
-            real = self._real(parent)
-            found = real if isinstance(real, Missing) else self.entry(f"{real}/{base}")
-        if found is None:
-            return ABSENT
+            return self._nothing(path)
         if isinstance(found, Link):
             return str(found)
         return found if isinstance(found, Missing) else Missing("failed", "not a symbolic link")
@@ -94,20 +99,44 @@ class TreeHost:
         pass
 
     def _follow(self, path: str) -> Entry:
-        """What stands at ``path`` once all links on the way are followed."""
-        found = self.entry(path)
-        if found is None or isinstance(found, Link):
-            parent, _, base = path.rpartition("/")
-            real = self._real(parent)
-            if isinstance(real, Missing):
-                return real
-            found = self.entry(f"{real}/{base}")
-            if isinstance(found, Link):
-                real = self._real(path)
-                found = real if isinstance(real, Missing) else self.entry(real)
-        return ABSENT if found is None else found
+        """What stands at ``path`` once all links are followed: never a link."""
+        found = self._find(path)
+        return self._nothing(path) if found is None else found
 
-    def _real(self, path: str) -> str | Missing:
+    def _find(self, path: str) -> Entry | None:
+        found = self._at(path)
+        if isinstance(found, Link):
+            real = self.real(path)
+            found = real if isinstance(real, Missing) else self.entry(real)
+        return found
+
+    def _at(self, path: str) -> Entry | None:
+        """What stands at ``path`` itself: links on the way are followed, one at its end is not."""
+        if self.literal:
+            found = self.entry(path)
+            if found is not None:
+                return found
+        parent, _, base = path.rpartition("/")
+        if base in ("", ".", ".."):
+            real = self.real(path)
+            return real if isinstance(real, Missing) else self.entry(real)
+        real = self.real(parent)
+        return real if isinstance(real, Missing) else self.entry(f"{real}/{base}")
+
+    def _nothing(self, path: str) -> Missing:
+        """Why nothing stands at ``path``, as the nearest thing above it that is known says."""
+        while path:
+            path, _, base = path.rpartition("/")
+            above = self._find(path)
+            if isinstance(above, Directory):
+                return self.unknown if base in above else ABSENT
+            if isinstance(above, Missing) and above.reason in ("absent", "denied"):
+                return above
+            if isinstance(above, (str, bytes)):
+                return ABSENT
+        return self.unknown
+
+    def real(self, path: str) -> str | Missing:
         """The path without links that a path with links leads to ('' is the root)."""
         known = self._resolved.get(path)
         if known is None:
@@ -124,16 +153,16 @@ class TreeHost:
             if component == "..":
                 done = done.rpartition("/")[0]
                 continue
-            done = f"{done}/{component}"
-            found = self.entry(done)
-            if isinstance(found, Missing):
-                return found
-            if isinstance(found, Link):
-                links += 1
-                if links > MAX_LINKS:
-                    return Missing("failed", "too many levels of symbolic links")
-                done = "" if found.startswith("/") else done.rpartition("/")[0]
-                todo.extend(found.split("/")[::-1])
+            target = self.target(f"{done}/{component}")
+            if target is None:
+                done = f"{done}/{component}"
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                return Missing("failed", "too many levels of symbolic links")
+            if target.startswith("/"):
+                done = ""
+            todo.extend(target.split("/")[::-1])
         return done
 
 
@@ -149,8 +178,9 @@ class MemoryTree(TreeHost):
 
     def entry(self, path: str) -> Entry | None:
         found = self._entries.get(path)
-        if found is None and path in self._children():
-            return Directory(sorted(self._children()[path]))
+        if found is None or isinstance(found, Directory):
+            names = self._children().get(path)
+            return found if names is None else Directory(sorted(names))
         return found
 
     def _children(self) -> dict[str, set[str]]:
@@ -175,6 +205,7 @@ class RootHost(TreeHost):
     """An unpacked root directory: ``ROOT/sys`` and ``ROOT/proc`` of another machine."""
 
     kind = "root"
+    literal = False  # the kernel would follow links in a path, and out of the root
 
     def __init__(self, name: str, root: str) -> None:
         super().__init__(name)
@@ -183,26 +214,36 @@ class RootHost(TreeHost):
     def entry(self, path: str) -> Entry | None:
         real = self._root + path
         try:
-            mode = os.lstat(real).st_mode
+            mode = os.lstat(real or "/").st_mode
             if stat.S_ISLNK(mode):
                 return Link(os.readlink(real))
             if stat.S_ISDIR(mode):
-                return Directory(sorted(os.listdir(real)))
+                return Directory(sorted(os.listdir(real or "/")))
             if not stat.S_ISREG(mode):
-                return Missing("failed", "neither file, directory nor link")
-            return read_regular(real)
-        except OSError as error:
-            return None if error.errno in _NOWHERE else from_errno(error)
-        except ValueError:
+                return Missing("failed", "not a regular file")
+            return read_regular(real, os.O_NOFOLLOW)
+        except (OSError, ValueError) as error:
+            missing = from_errno(error)
+            return None if missing == ABSENT else missing
+
+    def target(self, path: str) -> str | None:
+        try:
+            return os.readlink(self._root + path)
+        except (OSError, ValueError):
             return None
 
+    def _nothing(self, path: str) -> Missing:
+        return ABSENT
 
-def read_regular(path: str) -> bytes | Missing:
+
+def read_regular(path: str, flags: int = 0) -> bytes | Missing:
     """The first :data:`FILE_LIMIT` bytes of a regular file; never waits on a FIFO or a device."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | flags)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return Missing("failed", "not a regular file")
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "is a directory" if stat.S_ISDIR(mode) else "not a regular file"
+            return Missing("failed", kind)
         data = os.read(fd, 4096)
         if len(data) < 4096 and not path.startswith("/proc/"):
             return data
@@ -220,10 +261,13 @@ def read_regular(path: str) -> bytes | Missing:
 _NOWHERE = {2, 20}  # ENOENT, ENOTDIR
 
 
-def from_errno(error: OSError) -> Missing:
-    """The reason that an operating-system error stands for."""
-    code = error.errno or 0
-    if code in _NOWHERE:
+def from_errno(error: OSError | ValueError) -> Missing:
+    """The reason that an operating-system error stands for.
+
+    A ValueError is Python's, for a path that no file can have (a NUL in it, a lone surrogate).
+    """
+    code = getattr(error, "errno", 0) or 0
+    if code in _NOWHERE or isinstance(error, ValueError):
         return ABSENT
     if code in (1, 13):  # EPERM, EACCES
         return Missing("denied")

@@ -31,6 +31,8 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self.abandoned = False
         """True once a child could not be killed: it sleeps in the driver still."""
+        self.crashes = 0
+        """How many children ended by themselves."""
 
     def ask(self, request: tuple[Any, ...], timeout: float) -> Fact[Any]:
         """The answer to one request, or ``timeout`` with what became of the child."""
@@ -41,18 +43,31 @@ class Worker:
             data = marshal.dumps(request)
             os.write(process.stdin.fileno(), len(data).to_bytes(4, "little") + data)
             frame = _read_frame(process.stdout.fileno(), deadline)
-        except OSError as error:
+            if frame:
+                kind, *rest = marshal.loads(frame)
+                return rest[0] if kind == "value" else Missing(*rest)
+        except BrokenPipeError:
+            frame = b""
+        except (OSError, ValueError, EOFError, TypeError) as error:
             self._end(0.0)
-            return Missing("failed", f"the worker process broke: {os.strerror(error.errno or 0)}")
+            return Missing("failed", f"the worker process broke: {error}")
+        except BaseException:
+            # Interrupted: the answer that comes late must not be taken for the next request's.
+            self._end(0.0)
+            raise
         if frame is None:
             where = self._end(TERM_GRACE)
             return Missing("timeout", f"no answer within {timeout:.3g} s; {where}")
-        if not frame:
-            code = self._exit_code()
-            self._end(0.0)
-            return Missing("failed", f"the worker process ended ({code}) during {request[1]}")
-        kind, *rest = marshal.loads(frame)
-        return rest[0] if kind == "value" else Missing(*rest)
+        self.crashes += 1
+        code = _exit_code(process)
+        self._end(0.0)
+        return Missing("failed", f"the worker process ended ({code}) during {request[1]}")
+
+    def interrupt(self) -> None:
+        """Kills the child while another thread asks it; that thread then gets its answer at once."""
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def close(self) -> None:
         """Ends the child; it is idle, so TERM suffices."""
@@ -74,14 +89,6 @@ class Worker:
         )
         return self._process
 
-    def _exit_code(self) -> str:
-        assert self._process is not None
-        try:
-            code = self._process.wait(0.5)
-        except Exception:
-            return "still running"
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
-
     def _end(self, grace: float) -> str:
         """TERM, KILL, abandon; says in words what became of the child."""
         process, self._process = self._process, None
@@ -99,31 +106,62 @@ class Worker:
         return state or "its process was ended"
 
 
+def _exit_code(process: subprocess.Popen[bytes]) -> str:
+    import subprocess
+
+    try:
+        code = process.wait(0.5)
+    except subprocess.TimeoutExpired:
+        return "still running"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+KILL_GRACE = 1.0
+"""The least time to die that a killed process gets: on a busy machine even that is not at once."""
+
+
 def end_session(process: subprocess.Popen[bytes], grace: float) -> str:
-    """Ends a process and its whole session: TERM, ``grace`` s, KILL, ``grace`` s, then no more.
+    """Ends a process and its group: TERM, ``grace`` s, KILL, ``grace`` s, then no more.
 
     Returns "" when it is gone, else a sentence on the process that was left behind.
     """
     import signal
     import subprocess
 
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number, patience in (
+        (signal.SIGTERM, grace),
+        (signal.SIGKILL, max(grace, KILL_GRACE)),
+    ):
+        _kill_group(process.pid, number)
         try:
-            os.killpg(process.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
-        try:
-            process.wait(grace if grace > 0 or number == signal.SIGTERM else 0.5)
+            process.wait(patience)
         except subprocess.TimeoutExpired:
             continue
-        try:  # what it started in its session goes too, even when it ended at once itself
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
+        # What it started goes too, even when it ended at once itself.
+        _kill_group(process.pid, signal.SIGKILL)
         return ""
     # Popen's destructor would try to reap it and warn; there is nothing more to be done with it.
     process.returncode = 0
     return describe(process.pid)
+
+
+def _kill_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def kill_session(session: int) -> None:
+    """Kills what is left of a session: process groups that its leader made (job control)."""
+    import signal
+
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.getsid(int(name)) == session:
+                os.kill(int(name), signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
 
 
 def describe(pid: int) -> str:
@@ -212,5 +250,7 @@ def _answer(request: tuple[Any, ...]) -> tuple[Any, ...]:
     except nvml.Refused as refused:
         missing = nvml_error(str(refused))
         return ("missing", missing.reason, missing.detail)
-    except Exception as error:  # a binding that disagrees with its library must not end the scan
+    except UnicodeDecodeError as error:  # driver 555 gave garbage for names
+        return ("missing", "unparsed", f"not UTF-8: {error.object[:60].decode('utf-8', 'replace')}")
+    except Exception as error:  # noqa: BLE001 a binding at odds with its library must not end the scan
         return ("missing", "failed", f"{type(error).__name__}: {error}"[:200])

@@ -26,8 +26,7 @@ from gputopo.topology.graph import Topology
 )
 def soft_rdma_device(topology: Topology) -> Iterator[Verdict]:
     for hca in topology.hcas:
-        reason = hca.missing.get("pci")
-        if reason is None or "software device" not in reason.detail:
+        if not hca.software:
             continue
         yield Verdict(
             subjects=[hca.id],

@@ -13,7 +13,7 @@ from gputopo.hardware.pcie import GENERATIONS, SPEEDS, gbytes_per_s
 from gputopo.pciaddr import sort_key
 from gputopo.probes.cpu import CpuFacts, CpuModel
 from gputopo.probes.net import NetDevice, NetFacts, NvmeDrive
-from gputopo.probes.numa import NODES, NumaFacts
+from gputopo.probes.numa import NODES, NumaFacts, NumaNode
 from gputopo.probes.nvidia_smi import SmiMatrix
 from gputopo.probes.nvml import NvmlFacts, NvmlGpu
 from gputopo.probes.pci import CLASS_BRIDGE, CLASS_NVME, DEVICES, ACS_BITS, PciFacts, PciFunction
@@ -89,7 +89,6 @@ def _host_info(facts: Facts) -> model.HostInfo:
     driver: Fact[str] = nvml.driver if nvml else ABSENT
     if isinstance(driver, Missing) and system is not None:
         driver = system.nvidia_driver
-    packages = {core.package for core in cpu.cores if isinstance(core.package, int)} if cpu else ()
     return model.HostInfo(
         hostname=found.get_or("hostname", system.hostname) if system else None,
         vendor=found.get_or("vendor", system.vendor) if system else None,
@@ -101,8 +100,8 @@ def _host_info(facts: Facts) -> model.HostInfo:
         cpu_model=known(cpu_model.name) if cpu_model else None,
         virtualization=virtualization(cpu_model, system),
         container=system.container if system else None,
-        packages=len(packages) or None,
-        cores=len(cpu.cores) if cpu else None,
+        packages=len(cpu.packages) or None if cpu else None,
+        cores=len(cpu.cores) or None if cpu else None,
         pus=len(parse(cpu.online)) if cpu else None,
         allowed_cpus=found.get_or("allowed_cpus", cpu.allowed) if cpu else None,
         memory_bytes=found.get_or("memory_bytes", system.memory_bytes) if system else None,
@@ -126,6 +125,37 @@ def virtualization(cpu: CpuModel | None, system: SystemFacts | None) -> str | No
     return named
 
 
+WITHOUT_NUMA = {
+    "cpus": "/sys/devices/system/cpu/online (a kernel without NUMA: all CPUs are one node)",
+    "memory_bytes": "/proc/meminfo",
+}
+
+
+def _numa_nodes(facts: Facts) -> list[NumaNode]:
+    """The kernel's NUMA nodes with their online CPUs; of a kernel without NUMA, one node with all."""
+    numa, cpu, system = known(facts.numa), known(facts.cpu), known(facts.system)
+    if numa is not None and numa.nodes:
+        online = parse(cpu.online) if cpu else None
+        # POWER lists the CPUs of a node that are offline (SMT off) as well.
+        return [
+            msgspec.structs.replace(node, cpus=render(parse(node.cpus) & online))
+            if isinstance(node.cpus, str) and online
+            else node
+            for node in numa.nodes
+        ]
+    if cpu is None:
+        return []
+    return [
+        NumaNode(
+            index=0,
+            cpus=cpu.online,
+            memory_bytes=system.memory_bytes if system else ABSENT,
+            distances={0: 10},
+            hugepages={},
+        )
+    ]
+
+
 class _Builder:
     """Adds nodes and links in tree order; ids are unique."""
 
@@ -136,10 +166,10 @@ class _Builder:
         self.disagreements: list[Disagreement] = []
         pci = known(facts.pci)
         self.functions = {f.address: f for f in pci.functions} if pci else {}
-        numa = known(facts.numa)
+        self.numa = _numa_nodes(facts)
         self.cpu_nodes = {
             node.index: node.cpus
-            for node in (numa.nodes if numa else [])
+            for node in self.numa
             if isinstance(node.cpus, str) and node.cpus
         }
         self.locality = Locality(self.cpu_nodes, self.functions)
@@ -167,13 +197,12 @@ class _Builder:
 
     def add_cpus(self) -> None:
         self._add_packages()
-        numa = known(self.facts.numa)
         nvml = known(self.facts.nvml)
         owners: dict[int, str] = {}
         for gpu in nvml.gpus if nvml else []:
             if isinstance(gpu.numa_id, int) and gpu.numa_id >= 0:
                 owners[gpu.numa_id] = f"gpu{gpu.index}"
-        for node in numa.nodes if numa else []:
+        for node in self.numa:
             found = Found()
             cpus = found.get_or("cpus", node.cpus)
             memory = found.get_or("memory_bytes", node.memory_bytes)
@@ -196,10 +225,11 @@ class _Builder:
                     distances={str(index): value for index, value in distances.items()},
                     hugepages=node.hugepages,
                     gpu=owner,
+                    sources={} if isinstance(self.facts.numa, NumaFacts) else WITHOUT_NUMA,
                     missing=dict(found),
                 )
             )
-        self._compare_numactl(numa)
+        self._compare_numactl(known(self.facts.numa))
 
     def _package_of(self, cpus: str | None) -> str:
         """The package that holds all CPUs of a node, else the machine."""
@@ -211,36 +241,29 @@ class _Builder:
 
     def _add_packages(self) -> None:
         cpu = known(self.facts.cpu)
-        if cpu is None:
-            return
-        cores: dict[int | None, list[str]] = {}
-        reasons: dict[int | None, Missing] = {}
-        for core in cpu.cores:
-            index = known(core.package)
-            cores.setdefault(index, []).append(core.cpus)
-            if isinstance(core.package, Missing):
-                reasons[index] = core.package
-        ordered = sorted(cores, key=lambda i: (i is None, i or 0))
-        for index in ordered:
-            cpus = frozenset().union(*(parse(c) for c in cores[index]))
+        added: list[str] = []
+        for package in cpu.packages if cpu else []:
+            assert cpu is not None
+            cpus = parse(package.cpus)
+            found = Found()
+            index = found.get_or("index", package.index)
+            node_id = self.unique(f"package{'?' if index is None else index}")
+            added.append(node_id)
             self.add(
                 model.Package(
-                    id=self.unique(f"package{'?' if index is None else index}"),
+                    id=node_id,
                     parent="machine",
                     index=index,
-                    cpus=render(cpus),
-                    cores=cores[index],
+                    cpus=package.cpus,
+                    cores=[core for core in cpu.cores if parse(core) <= cpus],
                     l3_groups=[group for group in cpu.l3_groups if parse(group) <= cpus],
                     numa=sorted(i for i, c in self.cpu_nodes.items() if parse(c) <= cpus),
-                    missing={"index": reasons[index]} if index is None else {},
+                    missing=dict(found),
                 )
             )
-        known_packages = [index for index in ordered if index is not None]
-        for i, first in enumerate(known_packages):
-            for second in known_packages[i + 1 :]:
-                self.links.append(
-                    Link(a=f"package{first}", b=f"package{second}", kind="inter-socket")
-                )
+        for i, first in enumerate(added):
+            for second in added[i + 1 :]:
+                self.links.append(Link(a=first, b=second, kind="inter-socket"))
 
     def _compare_numactl(self, numa: NumaFacts | None) -> None:
         if numa is None or isinstance(numa.numactl, Missing):
@@ -630,6 +653,7 @@ class _Builder:
                     )
                     for port in device.ports
                 ],
+                software=device.software,
                 netdevs=device.netdevs or [interface.name for interface in interfaces],
                 firmware=found.get_or("firmware", device.firmware),
                 board_id=found.get_or("board_id", device.board_id),

@@ -85,8 +85,8 @@ class PciBridge(Device, frozen=True, kw_only=True, tag="pci-bridge"):
     """
 
     role: str
-    vendor: int
-    device: int
+    vendor: int | None
+    device: int | None
     pcie: Pcie | None = None
     acs: list[str] | None = None
     iommu_type: str | None = None
@@ -96,8 +96,8 @@ class PciDevice(Device, frozen=True, kw_only=True, tag="pci-device"):
     """A function that is nothing of the kinds below: storage, chipset, display, network without driver."""
 
     class_code: int
-    vendor: int
-    device: int
+    vendor: int | None
+    device: int | None
 
 
 class NvLinks(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,10 +175,11 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hca(Device, frozen=True, kw_only=True, tag="hca"):
-    """An RDMA device. ``pci`` is None for a software device (rxe, siw), ``missing`` says so."""
+    """An RDMA device. A software device (rxe, siw) has no ``pci`` and stands in no path."""
 
     ports: list[Port]
     netdevs: list[str]
+    software: bool = False
     firmware: str | None = None
     board_id: str | None = None
     model: str | None = None
@@ -195,8 +196,8 @@ class Nic(Device, frozen=True, kw_only=True, tag="nic"):
     """A network function without an RDMA device. ``speed_gbps`` is Gb/s; None while down."""
 
     netdevs: list[str]
-    vendor: int
-    device: int
+    vendor: int | None
+    device: int | None
     state: str | None = None
     speed_gbps: float | None = None
     default_route: bool = False

@@ -87,7 +87,10 @@ class Paths:
         self._switches = {node.id for node in topology.of(NvSwitch)}
 
     def matrix(self) -> Matrix:
-        devices: list[Gpu | Hca] = [*self.topology.gpus, *self.topology.hcas]
+        devices: list[Gpu | Hca] = [
+            *self.topology.gpus,
+            *(hca for hca in self.topology.hcas if not hca.software),
+        ]
         classes = [["X"] * len(devices) for _ in devices]
         for i, first in enumerate(devices):
             for j in range(i):
