@@ -218,8 +218,10 @@ ARM_PARTS = {
 def _model(text: Fact[str]) -> Fact[CpuModel]:
     if isinstance(text, Missing):
         return text
+    # The first CPU's block, and the last one, where POWER names the platform.
+    first, _, rest = text.partition("\n\n")
     fields: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in [*first.splitlines(), *rest.rstrip().rpartition("\n\n")[2].splitlines()]:
         key, colon, value = line.partition(":")
         if colon:
             fields.setdefault(key.strip(), value.strip())

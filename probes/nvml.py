@@ -34,6 +34,9 @@ GPU_FIELDS = [
 MAX_LINKS = 36
 """NVML_NVLINK_MAX_LINKS: a bound for the index, not a count (B200 answers for 36 and has 18)."""
 
+MAX_GPUS = 256
+"""More than any machine has: a bound for a count that is garbage."""
+
 P2P_CAPABILITIES = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "prop": 4}
 """nvmlGpuP2PCapsIndex_t. The binding's READ constant is a tuple by mistake; numbers are used."""
 
@@ -194,10 +197,29 @@ class NvmlFacts(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[Problem]
 
 
+class _Watched:
+    """The host's NVML, and the calls that broke (hung, crashed, garbled) before it answered."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.broken: list[Problem] = []
+
+    def nvml(self, call: str, *args: Any) -> Fact[Any]:
+        answer = self.host.nvml(call, *args)
+        if (
+            isinstance(answer, Missing)
+            and answer.reason in ("timeout", "failed", "unparsed")
+            and not answer.detail.startswith(("NVML ", "not asked"))
+        ):
+            numbers = ", ".join(str(arg) for arg in args if isinstance(arg, int))
+            self.broken.append(Problem(f"{call}({numbers})", answer))
+        return answer
+
+
 class _Asker:
     """Asks NVML about one GPU and checks the type of each answer."""
 
-    def __init__(self, host: Host, index: int) -> None:
+    def __init__(self, host: _Watched, index: int) -> None:
         self.host = host
         self.index = index
 
@@ -232,22 +254,31 @@ def _typed(answer: Fact[Any], kind: type) -> Fact[Any]:
 
 def probe(host: Host) -> Fact[NvmlFacts]:
     """Everything that NVML has on this machine; Missing when NVML itself does not start."""
-    started = host.nvml("nvmlInit")
+    watched = _Watched(host)
+    started = watched.nvml("nvmlInit")
     if isinstance(started, Missing):
         return started
-    count = _typed(host.nvml("nvmlDeviceGetCount"), int)
+    # The versions come first: they touch no GPU that could hang.
+    driver = _typed(watched.nvml("nvmlSystemGetDriverVersion"), str)
+    nvml = _typed(watched.nvml("nvmlSystemGetNVMLVersion"), str)
+    cuda = _cuda(_typed(watched.nvml("nvmlSystemGetCudaDriverVersion_v2"), int))
+    count = _typed(watched.nvml("nvmlDeviceGetCount"), int)
     gpus: list[NvmlGpu] = []
     lost: dict[int, Missing] = {}
     problems: list[Problem] = []
     if isinstance(count, Missing):
         problems.append(Problem("nvmlDeviceGetCount", count))
-    for index in range(count if isinstance(count, int) else 0):
-        handle = host.nvml("nvmlDeviceGetHandleByIndex", index)
+    elif count > MAX_GPUS:
+        problems.append(
+            Problem("nvmlDeviceGetCount", Missing("unparsed", f"{count}: {MAX_GPUS} are asked"))
+        )
+    for index in range(min(count, MAX_GPUS) if isinstance(count, int) else 0):
+        handle = watched.nvml("nvmlDeviceGetHandleByIndex", index)
         if isinstance(handle, Missing):
             lost[index] = handle
             problems.append(Problem(f"nvmlDeviceGetHandleByIndex({index})", handle))
             continue
-        gpu = _gpu(_Asker(host, index))
+        gpu = _gpu(_Asker(watched, index))
         gpus.append(gpu)
         if isinstance(gpu.pci, Missing):
             problems.append(Problem(f"nvmlDeviceGetPciInfo({index})", gpu.pci))
@@ -255,19 +286,18 @@ def probe(host: Host) -> Fact[NvmlFacts]:
         if trouble is not None:
             lost[index] = trouble
             problems.append(Problem(f"GPU {index}", trouble))
+    whole = [gpu.index for gpu in gpus if gpu.index not in lost]
+    pairs = [_pair(watched, a, b) for a in whole for b in whole if a != b]
+    told = {problem.missing for problem in problems}
+    problems += [problem for problem in watched.broken if problem.missing not in told]
     return NvmlFacts(
-        driver=_typed(host.nvml("nvmlSystemGetDriverVersion"), str),
-        nvml=_typed(host.nvml("nvmlSystemGetNVMLVersion"), str),
-        cuda=_cuda(_typed(host.nvml("nvmlSystemGetCudaDriverVersion_v2"), int)),
+        driver=driver,
+        nvml=nvml,
+        cuda=cuda,
         count=count,
         gpus=gpus,
         lost=lost,
-        pairs=[
-            _pair(host, a, b)
-            for a in (gpu.index for gpu in gpus if gpu.index not in lost)
-            for b in (gpu.index for gpu in gpus if gpu.index not in lost)
-            if a != b
-        ],
+        pairs=pairs,
         problems=problems,
     )
 
@@ -315,7 +345,7 @@ def _gpu(ask: _Asker) -> NvmlGpu:
         ),
         memory_bytes=ask.field("MemoryInfo", "total"),
         bar1_bytes=ask.field("BAR1MemoryInfo", "bar1Total"),
-        mig_mode=mig if isinstance(mig, Missing) else mig[0],
+        mig_mode=mig if isinstance(mig, Missing) else _first(mig),
         mig=_mig(ask) if isinstance(mig, list) and mig and mig[0] == 1 else [],
         pcie_generation=ask.number("CurrPcieLinkGeneration"),
         pcie_max_generation=ask.number("MaxPcieLinkGeneration"),
@@ -356,6 +386,10 @@ def _word(number: Fact[int], words: dict[int, str]) -> Fact[str]:
     return number if isinstance(number, Missing) else words.get(number, f"unknown ({number})")
 
 
+def _first(numbers: list[int]) -> Fact[int]:
+    return numbers[0] if numbers else Missing("unparsed", "an empty list")
+
+
 def _capability(pair: Fact[list[int]]) -> Fact[str]:
     if isinstance(pair, Missing) or len(pair) == 2:
         return pair if isinstance(pair, Missing) else f"{pair[0]}.{pair[1]}"
@@ -372,9 +406,16 @@ def _fields(answer: Fact[Any]) -> Any:
         for item in items:
             if isinstance(item, dict) and item.get("field") == field:
                 code = item.get("return")
+                if not isinstance(code, int):
+                    return Missing("unparsed", f"no return code: {str(code)[:40]!r}")
                 if code != 0:
-                    name = {3: "NOT_SUPPORTED", 2: "INVALID_ARGUMENT", 15: "GPU_IS_LOST"}
-                    detail = f"NVML {name.get(code, code)}"  # type: ignore[arg-type]
+                    name = {
+                        2: "INVALID_ARGUMENT",
+                        3: "NOT_SUPPORTED",
+                        15: "GPU_IS_LOST",
+                        16: "RESET_REQUIRED",
+                    }
+                    detail = f"NVML {name.get(code, code)}"
                     return Missing("failed" if code not in (2, 3) else "unsupported", detail)
                 return _typed(item.get("value"), int)
         return Missing("unsupported", "not among the answered fields")
@@ -420,7 +461,11 @@ def _mig(ask: _Asker) -> list[MigInstance]:
     for index in range(most if isinstance(most, int) and most <= 64 else 0):
         answer = _typed(ask.raw("MigDeviceHandleByIndex", index), dict)
         if isinstance(answer, dict):
-            found.append(msgspec.convert({"index": index, **answer}, MigInstance))
+            try:
+                found.append(msgspec.convert({**answer, "index": index}, MigInstance))
+            except msgspec.ValidationError as error:
+                source = f"nvmlDeviceGetMigDeviceHandleByIndex({ask.index}, {index})"
+                ask.host.broken.append(Problem(source, Missing("unparsed", str(error))))
     return found
 
 
@@ -465,7 +510,7 @@ def _processes(ask: _Asker) -> Fact[list[Process]]:
     return found
 
 
-def _pair(host: Host, a: int, b: int) -> Pair:
+def _pair(host: _Watched, a: int, b: int) -> Pair:
     first, second = min(a, b), max(a, b)
     ancestor = _typed(host.nvml("nvmlDeviceGetTopologyCommonAncestor", first, second), int)
     return Pair(

@@ -26,26 +26,53 @@ DEVICE_ARGUMENTS = {
 """How many leading arguments of a call are GPUs, where it is not one for nvmlDevice*, else none."""
 
 
+OLDER = {
+    "nvmlDeviceGetComputeRunningProcesses_v3": "nvmlDeviceGetComputeRunningProcesses_v2",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": "nvmlDeviceGetGraphicsRunningProcesses_v2",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": "nvmlDeviceGetMPSComputeRunningProcesses_v2",
+    "nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons",
+}
+"""What a call was named, with the same answer, in drivers that lack it (before 510, before 535)."""
+
+
 class Refused(Exception):
     """An NVML error, by its name without the NVML_ERROR_ prefix."""
 
 
+_started = False
+
+
 def call(name: str, args: list[Any]) -> Any:
-    """Makes one call. Raises :class:`Refused` for what NVML refuses."""
+    """Makes one call. Raises :class:`Refused` for what NVML refuses.
+
+    NVML is started where it was not: by an earlier child that the library took down, for one.
+    """
+    global _started
     try:
+        if not _started:
+            pynvml.nvmlInit()
+            _started = True
         special = _SPECIAL.get(name)
         if special is not None:
-            return _plain(special(*args))
-        function = getattr(pynvml, name, None)
-        if function is None:
-            raise Refused("FUNCTION_NOT_FOUND")
-        devices = DEVICE_ARGUMENTS.get(name, 1 if name.startswith("nvmlDevice") else 0)
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in args[:devices]]
-        if name == "nvmlDeviceGetCount" or name == "nvmlDeviceGetHandleByIndex":
-            return _plain(pynvml.nvmlDeviceGetCount()) if not args else bool(handles)
-        return _plain(function(*handles, *args[devices:]))
+            return special(*args)
+        if name.endswith("RunningProcesses"):
+            name += "_v3"  # without it the binding hides which function it did not find
+        try:
+            return _call(name, args)
+        except pynvml.NVMLError_FunctionNotFound:
+            if name not in OLDER:
+                raise
+            return _call(OLDER[name], args)
     except pynvml.NVMLError as error:
         raise Refused(error_name(error.value)) from None
+
+
+def _call(name: str, args: list[Any]) -> Any:
+    function = getattr(pynvml, name, None)
+    if function is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    devices = DEVICE_ARGUMENTS.get(name, 1 if name.startswith("nvmlDevice") else 0)
+    return _plain(function(*(_handle(index) for index in args[:devices]), *args[devices:]))
 
 
 def error_name(code: int) -> str:
@@ -191,7 +218,9 @@ def _c2c_mode(index: int) -> int:
 
 
 _SPECIAL = {
-    "nvmlInit": lambda: pynvml.nvmlInit() or True,
+    "nvmlInit": lambda: True,
+    "nvmlDeviceGetCount": lambda: pynvml.nvmlDeviceGetCount(),
+    "nvmlDeviceGetHandleByIndex": lambda index: bool(_handle(index)),
     "nvmlDeviceGetCpuAffinity": _cpu_affinity,
     "nvmlDeviceGetCpuAffinityWithinScope": _cpu_affinity_within,
     "nvmlDeviceGetMemoryAffinity": _memory_affinity,
@@ -201,4 +230,4 @@ _SPECIAL = {
     "nvmlDeviceGetMigDeviceHandleByIndex": _mig_instance,
     "nvmlDeviceGetC2cModeInfoV": _c2c_mode,
 }
-"""Calls whose arguments or structures need more than passing on."""
+"""Calls whose arguments or structures need more than passing on; they answer plain data."""

@@ -42,8 +42,8 @@ class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
     note: str = ""
 
 
-class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """One entry; which fields are set tells its kind. Fields stand in the order they are written."""
+class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """One entry (plain data, so never part of a reference cycle); which fields are set tells its kind. Fields stand in the order they are written."""
 
     command: list[str] | None = None
     dir: str | None = None
@@ -130,38 +130,52 @@ def is_recording(data: bytes) -> bool:
 
 def parse(data: bytes, name: str) -> RecordedHost:
     """Reads a recording. Raises SourceError that names the first wrong line."""
-    lines = data.split(b"\n")
+    first, _, rest = data.partition(b"\n")
     try:
-        header = msgspec.json.decode(lines[0], type=Header)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        header = msgspec.json.decode(first, type=Header)
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{name}: line 1 is no recording header: {error}") from None
     if header.format != FORMAT:
         raise SourceError(
             f"{name}: recording format {header.format}; this version reads format {FORMAT}"
         )
     answers = Answers(header, {}, {}, {})
-    decoder = msgspec.json.Decoder(_Line)
-    files = answers.files
-    for number, raw in enumerate(lines[1:], start=2):
-        if not raw.strip():
-            continue
-        try:
-            line = decoder.decode(raw)
-            if line.file is not None:
-                files[line.file] = _content(line)
-            elif line.link is not None:
-                files[line.link] = _link(line)
-            elif line.dir is not None:
-                files[line.dir] = _directory(line)
-            elif line.command is not None:
-                answers.commands[tuple(line.command)] = _output(line)
-            elif line.nvml is not None:
-                answers.nvml[nvml_key(line.nvml, line.args or [])] = _nvml_value(line)
-            else:
-                raise ValueError("names no file, link, dir, command or nvml")
-        except (ValueError, UnicodeDecodeError, RecursionError, TypeError) as error:
-            raise SourceError(f"{name}: line {number} is wrong: {error}") from None
+    try:
+        for line in msgspec.json.Decoder(_Line).decode_lines(rest):
+            _keep(line, answers)
+    except (ValueError, RecursionError):
+        raise SourceError(f"{name}: {_first_fault(rest)}") from None
     return RecordedHost(name, answers)
+
+
+def _keep(line: _Line, answers: Answers) -> None:
+    """Files one entry; ValueError for one that is none."""
+    if line.file is not None:
+        # A text is the most frequent entry by far.
+        answers.files[line.file] = line.text if line.text is not None else _content(line)
+    elif line.link is not None:
+        answers.files[line.link] = _link(line)
+    elif line.dir is not None:
+        answers.files[line.dir] = _directory(line)
+    elif line.command is not None:
+        answers.commands[tuple(line.command)] = _output(line)
+    elif line.nvml is not None:
+        answers.nvml[nvml_key(line.nvml, line.args or [])] = _nvml_value(line)
+    else:
+        raise ValueError("names no file, link, dir, command or nvml")
+
+
+def _first_fault(rest: bytes) -> str:
+    """Which line after the header is wrong, and how: found by reading them one by one."""
+    decoder = msgspec.json.Decoder(_Line)
+    scratch = Answers(Header(format=FORMAT), {}, {}, {})
+    for number, raw in enumerate(rest.split(b"\n"), start=2):
+        try:
+            if raw.strip():
+                _keep(decoder.decode(raw), scratch)
+        except (ValueError, RecursionError) as error:
+            return f"line {number} is wrong: {error}"
+    return "a line is wrong: an entry is spread over several lines"
 
 
 def _missing(line: _Line) -> Missing | None:
@@ -173,8 +187,6 @@ def _missing(line: _Line) -> Missing | None:
 
 
 def _content(line: _Line) -> Entry:
-    if line.text is not None:
-        return line.text
     if line.base64 is not None:
         return base64.b64decode(line.base64, validate=True)
     missing = _missing(line)

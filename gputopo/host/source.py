@@ -115,12 +115,12 @@ def _shown(spec: str) -> str:
 
 
 def _open_path(path: str) -> Host:
-    name = _shown(path)
+    name = _shown(path) or "''"
     try:
-        mode = os.stat(path).st_mode  # before any open: opening a FIFO would wait, or wake its writer
+        mode = os.stat(path).st_mode
     except OSError as error:
         raise _os_error(name, error) from None
-    except ValueError:
+    except ValueError:  # Python's, for a NUL in it
         raise SourceError(f"{name}: not a path") from None
     return _open_directory(path, name) if stat.S_ISDIR(mode) else _open_file(path, name)
 
@@ -136,7 +136,11 @@ def _open_directory(path: str, name: str) -> Host:
         return RootHost(name, path)
     try:
         with os.scandir(path) as found:
-            inner = [entry.path for entry in found if _is_root(entry.path)]
+            inner = [
+                entry.path
+                for entry in found
+                if entry.is_dir(follow_symlinks=False) and _is_root(entry.path)
+            ]
     except OSError as error:
         raise _os_error(name, error) from None
     if len(inner) == 1:
@@ -160,7 +164,7 @@ def _is_root(path: str) -> bool:
 
 def _open_file(path: str, name: str) -> Host:
     try:
-        _check_regular(os.stat(path), name)
+        _check_regular(os.stat(path), name)  # first, since to open a FIFO wakes its writer
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         try:
             _check_regular(os.fstat(fd), name)
@@ -263,18 +267,19 @@ _COPY_LIMIT = 8 << 30
 """Bytes copied between the parts of one source (parallel compressors write many, a bomb millions)."""
 
 
-def _decompressor(kind: str) -> Any:
+def _decompressor(kind: str) -> tuple[Any, type[Exception]]:
+    """A new decompressor, and the error that it raises for damaged data."""
     if kind == "gzip":
         import zlib
 
-        return zlib.decompressobj(wbits=31)
+        return zlib.decompressobj(wbits=31), zlib.error
     if kind == "bzip2":
         import bz2
 
-        return bz2.BZ2Decompressor()
+        return bz2.BZ2Decompressor(), OSError
     import lzma
 
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY_LIMIT)
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY_LIMIT), lzma.LZMAError
 
 
 def _unpacked(data: bytes, kind: str, name: str) -> bytes:
@@ -282,10 +287,10 @@ def _unpacked(data: bytes, kind: str, name: str) -> bytes:
     parts: list[bytes] = []
     size = copied = 0
     while data:
-        engine = _decompressor(kind)
+        engine, damage = _decompressor(kind)
         try:
             part = engine.decompress(data, UNPACKED_LIMIT + 1 - size)
-        except Exception as error:  # zlib.error, OSError, lzma.LZMAError: each has its own
+        except damage as error:
             raise SourceError(f"{name}: the {kind} data is damaged: {error}") from None
         size += len(part)
         if size > UNPACKED_LIMIT:

@@ -174,18 +174,21 @@ class MemoryTree(TreeHost):
     def __init__(self, name: str, entries: dict[str, Entry]) -> None:
         super().__init__(name)
         self._entries = entries
-        self._names: dict[str, set[str]] | None = None
+        self._directories: dict[str, Directory] | None = None
 
     def entry(self, path: str) -> Entry | None:
         found = self._entries.get(path)
         if found is None or isinstance(found, Directory):
-            names = self._children().get(path)
-            return found if names is None else Directory(sorted(names))
+            return self._listing().get(path, found)
         return found
 
-    def _children(self) -> dict[str, set[str]]:
-        """The names in each directory, from the paths of all entries."""
-        if self._names is None:
+    def target(self, path: str) -> str | None:
+        found = self._entries.get(path)
+        return found if isinstance(found, Link) else None
+
+    def _listing(self) -> dict[str, Directory]:
+        """Each directory's names, from the paths of all entries."""
+        if self._directories is None:
             names: dict[str, set[str]] = {"": set()}
             for path, what in self._entries.items():
                 if isinstance(what, Directory):
@@ -197,8 +200,8 @@ class MemoryTree(TreeHost):
                         break
                     siblings.add(base)
                     path = parent
-            self._names = names
-        return self._names
+            self._directories = {path: Directory(sorted(found)) for path, found in names.items()}
+        return self._directories
 
 
 class RootHost(TreeHost):

@@ -237,7 +237,7 @@ def _answer(request: tuple[Any, ...]) -> tuple[Any, ...]:
 
         try:
             found = read_regular(subject)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             found = from_errno(error)
         if isinstance(found, Missing):
             return ("missing", found.reason, found.detail)

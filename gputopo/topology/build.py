@@ -924,9 +924,9 @@ def _pcie_link(above: str, below: str, pcie: Pcie) -> Link:
 
 def _with_nearest(topology: Topology) -> Topology:
     """Fills each GPU's nearest HCAs, and notes where the driver's classes differ from ours."""
-    hcas = [hca for hca in topology.hcas if hca.pci is not None]
+    hcas = [hca for hca in topology.physical_hcas if hca.pci is not None]
     for gpu in topology.gpus:
-        classes = {hca.id: topology.path(gpu.id, hca.id).path_class for hca in hcas}
+        classes = {hca.id: topology.path_class(gpu.id, hca.id) for hca in hcas}
         if not classes:
             continue
         best = min(classes.values(), key=rank)
@@ -973,14 +973,14 @@ def _compare_matrix(topology: Topology) -> list[Disagreement]:
     if smi is None:
         return []
     found: list[Disagreement] = []
-    devices = {label(node): node for node in [*topology.gpus, *topology.hcas]}
+    devices = {label(node): node for node in [*topology.gpus, *topology.physical_hcas]}
     alone = len(topology.cpu_nodes) <= 1
     for row, cells in smi.rows.items():
         for column, cell in cells.items():
             a, b = devices.get(row), devices.get(column)
             if a is None or b is None or a.id >= b.id:
                 continue
-            ours = topology.path(a.id, b.id).path_class
+            ours = topology.path_class(a.id, b.id)
             # The driver says SYS for different host bridges of a machine with one NUMA node.
             if ours == cell or (alone and {ours, cell} == {"NODE", "SYS"}):
                 continue

@@ -70,6 +70,17 @@ class Topology:
         return list(self.of(Hca))
 
     @cached_property
+    def physical_hcas(self) -> list[Hca]:
+        """HCAs that paths are told of: no software devices, and no virtual function whose physical
+        function is here too, since its paths are those of that one and there may be thousands."""
+        here = {hca.pci for hca in self.hcas}
+        return [
+            hca
+            for hca in self.hcas
+            if not hca.software and (hca.physical_function not in here or hca.physical_function is None)
+        ]
+
+    @cached_property
     def numa_nodes(self) -> list[Numa]:
         return list(self.of(Numa))
 
@@ -118,6 +129,10 @@ class Topology:
     def path(self, a: str, b: str) -> Path:
         """The best path between two devices: its class, its narrowest link, and what it crosses."""
         return self._paths.between(a, b)
+
+    def path_class(self, a: str, b: str) -> str:
+        """The class of :meth:`path` alone: ``NV18``, ``PIX`` ... ``SYS``, or ``?``."""
+        return self._paths.path_class(a, b)[0]
 
     def pcie_class(self, a: str, b: str) -> str:
         """The path class through PCIe alone, as if there were no NVLink."""

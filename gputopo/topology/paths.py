@@ -87,14 +87,11 @@ class Paths:
         self._switches = {node.id for node in topology.of(NvSwitch)}
 
     def matrix(self) -> Matrix:
-        devices: list[Gpu | Hca] = [
-            *self.topology.gpus,
-            *(hca for hca in self.topology.hcas if not hca.software),
-        ]
+        devices: list[Gpu | Hca] = [*self.topology.gpus, *self.topology.physical_hcas]
         classes = [["X"] * len(devices) for _ in devices]
         for i, first in enumerate(devices):
             for j in range(i):
-                cell = self._class(first.id, devices[j].id)[0]
+                cell = self.path_class(first.id, devices[j].id)[0]
                 classes[i][j] = classes[j][i] = cell
         return Matrix(
             labels=[label(node) for node in devices],
@@ -104,14 +101,15 @@ class Paths:
 
     def between(self, a: str, b: str) -> Path:
         """The best path; NVLink where there is one, else PCIe."""
-        path_class, reason = self._class(a, b)
+        path_class, reason = self.path_class(a, b)
         if path_class == "X":
             return Path(a=a, b=b, path_class="X")
         if path_class.startswith("NV"):
             return self._nvlink_path(a, b, path_class)
         return self._pcie_path(a, b, path_class, reason)
 
-    def _class(self, a: str, b: str) -> tuple[str, str]:
+    def path_class(self, a: str, b: str) -> tuple[str, str]:
+        """The class of the best path, and for an unknown one the reason."""
         if a == b:
             return "X", ""
         links = self._nvlink_count(a, b)

@@ -39,7 +39,8 @@ def twin(
     answers = host.answers
     for path, entry in (files or {}).items():
         parent, _, base = path.rpartition("/")
-        real = host.real_path(parent)
+        real = host.real(parent)
+        assert isinstance(real, str)
         names = answers.files.get(real)
         if isinstance(names, Directory):
             kept = set(names) - {base} if entry is None else set(names) | {base}
