@@ -149,14 +149,15 @@ def machine() -> Answers:
                 "chassisSerialNumber": "1820224000042",
                 "slotNumber": 3,
             },
-            ("nvmlSystemGetNVMLVersion",): "12.55.54.15",
+            ("nvmlSystemGetNVMLVersion",): "12.550.54.15",
+            ("nvmlSystemGetOtherVersion",): "12.55.54.15",
             ("nvmlDeviceGetSerial", 1): Missing("unsupported", "NVML NOT_SUPPORTED"),
         },
     )
 
 
 SECRETS = (
-    *("gpu-01", "gpu--01", "example", "dc1"),
+    *("gpu-01", "gpu--01", "dc1.example.com"),
     *(UUID, UUID.replace("-", ""), UUID.replace("-", "_"), "ABCD-1234"),
     *(GUID, GUID.replace(":", ""), "94:6d:ae:03", "946d:ae03:f2:3c1a"),
     *(MAC, MAC.replace(":", "-"), MAC.replace(":", "")),
@@ -174,7 +175,6 @@ def test_nothing_that_names_the_machine_survives() -> None:
     for secret in SECRETS:
         assert secret.lower() in render(before).decode().lower(), secret
         assert secret.lower() not in text, secret
-    assert "gov" not in text  # and base64 hides nothing: config space is the only binary content
 
 
 def test_what_describes_the_machine_survives() -> None:
@@ -188,8 +188,9 @@ def test_what_describes_the_machine_survives() -> None:
     for call in ("nvmlDeviceGetName", "nvmlDeviceGetSerial"):
         key = (call, 0 if call == "nvmlDeviceGetName" else 1)
         assert after.nvml[key] == before.nvml[key]
-    assert after.nvml["nvmlSystemGetNVMLVersion",] == "12.55.54.15"
-    assert after.nvml["nvmlDeviceGetGpuFabricInfoV", 0]["cliqueId"] == 7
+    nvml: Any = after.nvml
+    assert nvml["nvmlSystemGetOtherVersion",] == "12.55.54.15"
+    assert nvml["nvmlDeviceGetGpuFabricInfoV", 0]["cliqueId"] == 7
     smi = after.commands["nvidia-smi", "-q"]
     assert isinstance(smi, Output)
     for kept in ("550.54.15", "00000000:1B:00.0", "96.00.61.00.01", "GPU-"):
@@ -206,6 +207,7 @@ def test_what_describes_the_machine_survives() -> None:
 
 def test_links_survive() -> None:
     after = anonymize(machine())
+    nvml: Any = after.nvml
     files = {path: what.strip() for path, what in after.files.items() if isinstance(what, str)}
     guid = files[f"{IB}/node_guid"]
     bare = guid.replace(":", "")
@@ -215,17 +217,17 @@ def test_links_survive() -> None:
     ibstat = after.commands["ibstat",]
     assert isinstance(ibstat, Output)
     assert f"Node GUID: 0x{bare}\nbare: {bare}\nGID fe80::{guid}\n" in ibstat.stdout
-    assert after.nvml["nvmlDeviceGetPlatformInfo", 0]["ibGuid"] == bare + "0" * 16
+    assert nvml["nvmlDeviceGetPlatformInfo", 0]["ibGuid"] == bare + "0" * 16
 
-    uuid = after.nvml["nvmlDeviceGetUUID", 0].removeprefix("GPU-")
-    assert after.nvml["nvmlDeviceGetMigDeviceHandleByIndex", 0, 0]["uuid"] == f"MIG-{uuid}"
-    assert after.nvml["nvmlDeviceGetGpuFabricInfoV", 0]["clusterUuid"] == uuid.replace("-", "")
+    uuid = nvml["nvmlDeviceGetUUID", 0].removeprefix("GPU-")
+    assert nvml["nvmlDeviceGetMigDeviceHandleByIndex", 0, 0]["uuid"] == f"MIG-{uuid}"
+    assert nvml["nvmlDeviceGetGpuFabricInfoV", 0]["clusterUuid"] == uuid.replace("-", "")
     assert uuid.replace("-", "_") in files["/proc/self/cgroup"]
     smi = after.commands["nvidia-smi", "-q"]
     assert isinstance(smi, Output)
     assert f"GPU-{uuid}" in smi.stdout
     assert f"ClusterUUID : {uuid.upper()}" in smi.stdout
-    assert f"Serial : {after.nvml['nvmlDeviceGetSerial', 0]}\n" in smi.stdout
+    assert f"Serial : {nvml['nvmlDeviceGetSerial', 0]}\n" in smi.stdout
 
     mac = files.get(next(p for p in files if re.fullmatch(r"/sys/class/net/enx\w+/address", p)))
     assert mac is not None
@@ -292,11 +294,12 @@ def test_anonymizing_twice_keeps_the_forms() -> None:
 
 def test_recording_is_read_back() -> None:
     after = anonymize(machine(), KEY)
-    host = parse(render(after), "x")
-    assert host.header.anonymized == after.header.anonymized
+    data = render(after)
+    assert msgspec.json.decode(data.split(b"\n")[0], type=Header) == after.header
+    host = parse(data, "x")
     assert host.read_text("/proc/cmdline") == str(after.files["/proc/cmdline"]).rstrip("\n")
-    again = anonymize(Answers(host.header, host._files, host._commands, host._nvml), b"another key")
-    assert len(render(again)) == len(render(after))
+    # Read back, config space is text where it happens to be UTF-8: it stays zeroed all the same.
+    assert host.read_bytes(f"{PCI}/config") == after.files[f"{PCI}/config"]
 
 
 @pytest.mark.parametrize("name", ["rdma", "net", "system", "nvml", "pci"])
@@ -378,7 +381,17 @@ def test_host_names_only_as_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "serial", ["", "0", "00000000", "N/A", "[N/A]", "Not Specified", "To Be Filled By O.E.M."]
+    "serial",
+    [
+        "",
+        "0",
+        "0000:00:1a.7",
+        "00000000",
+        "N/A",
+        "[N/A]",
+        "Not Specified",
+        "To Be Filled By O.E.M.",
+    ],
 )
 def test_placeholders_of_serial_numbers_stay(serial: str) -> None:
     assert anonymized_file("/sys/class/dmi/id/board_serial", serial) == serial
@@ -407,6 +420,7 @@ def test_short_serial_number_goes_where_it_stands_and_only_there() -> None:
         *("0.0.0.0", "127.0.0.1", "255.255.255.0", "224.0.0.1", "::", "::1", "ff02::1", "fe80::"),
         *("0000:1b:00.0", "00000000:1B:00.0", "0000:17:00.0-0000:18:00.0", "pci0000:15"),
         *("0-23,48-71", "0-31:2/4", "ff,00000000", "12:34:56", "2026-01-02T03:04:05Z"),
+        "00:ff:ff:ff:ff:12:40:1b:ff:ff:00:00:00:00:00:00:ff:ff:ff:ff",
         *("00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff", "0" * 32, "f" * 32, "0x" + "0" * 16),
         *("00000000-0000-0000-0000-000000000000", "0xffffffffffffffff", "0x0000000000000001"),
         *("0000:0000:0000:0000", "fe80:0000:0000:0000:0000:0000:0000:0000", "1234567890123456"),
@@ -439,6 +453,7 @@ def test_hardware_addresses_of_all_lengths() -> None:
         *(MAC, MAC.upper().replace("12", "AB"), "01-52-54-00-12-34-56"),
         *("94:6d:ae:03:00:f2:3c:1a", "94-6d-ae-03-00-f2-3c-1a"),
         "80:00:02:08:fe:80:00:00:00:00:00:00:94:6d:ae:03:00:f2:3c:1a",
+        "80:00:02:08:20:01:0d:b8:00:00:00:00:94:6d:ae:03:00:f2:3c:1a",
     ):
         new = anonymized_output(text)
         assert shape(new) == shape(text)
@@ -461,7 +476,7 @@ uuids = st.uuids().map(str)
 guids = st.integers(1 << 40, (1 << 64) - 2).map(lambda n: ":".join(re.findall("....", f"{n:016x}")))
 macs = st.integers(1 << 40, (1 << 48) - 2).map(lambda n: ":".join(re.findall("..", f"{n:012x}")))
 hosts = st.from_regex(r"[b-z]{5}[0-9]{2}(\.[b-z]{5}[0-9]\.[b-z]{6})?", fullmatch=True)
-serials = st.from_regex(r"[0-9]{13}|[A-Z]{2}[0-9A-Z]{8}", fullmatch=True)
+serials = st.from_regex(r"[1-9]{2}[0-9]{11}|[A-Z]{2}[0-9A-Z]{8}", fullmatch=True)
 ips = (
     st.ip_addresses(v=4).map(str).filter(lambda ip: not re.match(r"(0|127|22[4-9]|2[3-5]\d)\.", ip))
 )

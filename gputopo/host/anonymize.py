@@ -26,6 +26,7 @@ from gputopo.facts import Missing
 from gputopo.host.base import Output
 from gputopo.host.recording import Answers
 from gputopo.host.tree import Directory, Entry, Link
+from gputopo.pciaddr import is_address
 
 HOSTNAME_FILES = ("/proc/sys/kernel/hostname", "/etc/hostname")
 ROUTES = "/proc/net/route"
@@ -182,10 +183,6 @@ class Anonymizer:
             return value
         if name in ("serial", "chassisSerialNumber"):
             return self._named(value, "serial")
-        if name == "ibGuid" and re.fullmatch("[0-9a-fA-F]{16,32}", value):
-            # The first half is the GUID. The second is zero where a GUID has 8 bytes.
-            self.originals[value[:16]] = self._guid(value[:16])
-            return self._guid(value[:16]) + self._hex("guid", value[16:])
         return self.text(value, free=False)
 
     def _config(self, data: bytes) -> bytes:
@@ -223,6 +220,8 @@ class Anonymizer:
         return stand_in
 
     def _uuid(self, text: str) -> str:
+        if len(text) == 32 and text.endswith("0" * 16):  # NVML's ibGuid: 8 bytes in a field of 16
+            return f"{self._guid(text[:16])}{text[16:]}"
         return _refill(text, self._hex("uuid", re.sub("[-_]", "", text)))
 
     _disk = _uuid
@@ -243,8 +242,8 @@ class Anonymizer:
             return digits[:2] + self._octets(digits[2:])
         if len(digits) == 16:
             return self._guid(digits)
-        if len(digits) == 40:  # queue pair, subnet prefix, port GUID
-            return digits[:8] + self._guid(digits[8:24]) + self._guid(digits[24:])
+        if len(digits) == 40:  # queue pair and GID
+            return f"{digits[:8]}{self._address(int(digits[8:], 16)):032x}"
         return self._hex("mac", digits)
 
     def _guid(self, text: str) -> str:
@@ -479,7 +478,8 @@ def _telling(word: str) -> bool:
 
 
 def _placeholder(word: str) -> bool:
-    return len(set(word)) < 2 or word.lower() in PLACEHOLDERS
+    # The serial number of a USB host controller is its PCI address.
+    return len(set(word)) < 2 or word.lower() in PLACEHOLDERS or is_address(word)
 
 
 def _serial_part(text: str) -> str:

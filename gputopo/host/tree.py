@@ -14,6 +14,12 @@ MAX_LINKS = 40
 """Symbolic links followed for one path, as in the kernel (MAXSYMLINKS)."""
 
 
+MAX_PATH = 4096
+"""Characters of a path, as in the kernel (PATH_MAX): a bound for what a damaged tree can cost."""
+
+TOO_LONG = Missing("failed", os.strerror(36))
+
+
 class Link(str):
     """The target of a symbolic link, as an entry of a tree."""
 
@@ -112,6 +118,8 @@ class TreeHost:
 
     def _at(self, path: str) -> Entry | None:
         """What stands at ``path`` itself: links on the way are followed, one at its end is not."""
+        if len(path) > MAX_PATH:
+            return TOO_LONG
         if self.literal:
             found = self.entry(path)
             if found is not None:
@@ -125,16 +133,24 @@ class TreeHost:
 
     def _nothing(self, path: str) -> Missing:
         """Why nothing stands at ``path``, as the nearest thing above it that is known says."""
+        real = self.real(path)
+        if isinstance(real, Missing):
+            return real
+        return (self.literal and self._told_above(path)) or self._told_above(real) or self.unknown
+
+    def _told_above(self, path: str) -> Missing | None:
         while path:
             path, _, base = path.rpartition("/")
-            above = self._find(path)
+            above = self.entry(path)
+            if base in ("", ".", "..") or isinstance(above, Link):
+                return None
             if isinstance(above, Directory):
                 return self.unknown if base in above else ABSENT
             if isinstance(above, Missing) and above.reason in ("absent", "denied"):
                 return above
             if isinstance(above, (str, bytes)):
                 return ABSENT
-        return self.unknown
+        return None
 
     def real(self, path: str) -> str | Missing:
         """The path without links that a path with links leads to ('' is the root)."""
@@ -156,7 +172,11 @@ class TreeHost:
             target = self.target(f"{done}/{component}")
             if target is None:
                 done = f"{done}/{component}"
+                if len(done) > MAX_PATH:
+                    return TOO_LONG
                 continue
+            if len(target) > MAX_PATH:
+                return TOO_LONG
             links += 1
             if links > MAX_LINKS:
                 return Missing("failed", "too many levels of symbolic links")

@@ -126,12 +126,15 @@ class Paths:
         return counts
 
     def _nvlink_count(self, a: str, b: str) -> int:
-        """NVLinks between two GPUs: direct ones, and through each switch the fewer of both sides."""
-        through = sum(
-            min(self._nvlinks.get((a, switch), 0), self._nvlinks.get((b, switch), 0))
-            for switch in self._switches
-        )
-        return self._nvlinks.get((a, b), 0) + through
+        """NVLinks between two GPUs: direct ones, and through switches the fewer of both sides.
+
+        All NVSwitches of a machine are one fabric, as for NCCL: those of a DGX-2's two boards are
+        joined by trunks that no GPU and no driver call shows.
+        """
+        return self._nvlinks.get((a, b), 0) + min(self._to_switches(a), self._to_switches(b))
+
+    def _to_switches(self, gpu: str) -> int:
+        return sum(self._nvlinks.get((gpu, switch), 0) for switch in self._switches)
 
     def _nvlink_path(self, a: str, b: str, path_class: str) -> Path:
         first, second = self.topology.nodes[a], self.topology.nodes[b]
