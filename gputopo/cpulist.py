@@ -1,4 +1,4 @@
-"""CPU and node sets in the kernel's two notations: lists (``0-3,8``) and hex masks (``ff,00000000``)."""
+"""CPU and node sets in the kernel's notations: lists (``0-3,8``) and masks (``ff,00000000``)."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def _function(host: Host, name: str, iommu_types: dict[str, Fact[str]]) -> PciFu
     acs: Fact[int] = ABSENT
     if base == CLASS_BRIDGE:
         port_type, acs = _config(host.read_bytes(f"{place}/config"))
-    virtual = ABSENT
+    virtual: Fact[int] = ABSENT
     if isinstance(physical, Missing) and base >> 8 in (0x02, 0x03, 0x12):
         virtual = integer(host.read_text(f"{place}/sriov_numvfs"))
     return PciFunction(

@@ -1,4 +1,4 @@
-"""The ``gputopo`` command: finds the subcommand, and turns refusals into one line and exit code 2."""
+"""The ``gputopo`` command: finds the subcommand; turns refusals into one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 nothing found at --fail-on, 1 something, 2 unusable input, 3 a probe broke.",
+    epilog="Exit codes: 0 nothing at --fail-on or above, 1 something, 2 bad input, 3 a probe broke.",
 )
 @click.version_option(__version__, "-V", "--version", message="gputopo %(version)s")
 def cli() -> None:

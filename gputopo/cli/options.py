@@ -16,7 +16,7 @@ source_option = click.option(
     "--from",
     "source",
     metavar="SOURCE",
-    help="A recording, a root directory, an hwloc archive, fixture:NAME, or - (default: this machine).",
+    help="A recording, root directory, hwloc archive, fixture:NAME, or - (default: this machine).",
 )
 
 timeout_option = click.option(
@@ -49,7 +49,7 @@ def exit_code(report: Report, fail_on: str) -> int:
     """0, 1 or 3 as the findings and the broken probes say."""
     if fail_on == "never":
         return 0
-    gate = SEVERITIES.index(fail_on)  # type: ignore[arg-type]
+    gate = SEVERITIES.index(fail_on)
     if any(SEVERITIES.index(finding.severity) <= gate for finding in report.findings):
         return 1
     if any(skip.broken and SEVERITIES.index(skip.severity) <= gate for skip in report.skipped):

@@ -40,5 +40,6 @@ def command(source: str | None, output: str, anonymize: bool, timeout: float) ->
         data = gzip.compress(data, mtime=0)
     write(data, None if output == "-" else output)
     if output != "-":
-        click.echo(f"{output}: {len(data)} bytes; replay it with: gputopo scan --from {output}", err=True)
+        replay = f"replay it with: gputopo scan --from {output}"
+        click.echo(f"{output}: {len(data)} bytes; {replay}", err=True)
     return 0

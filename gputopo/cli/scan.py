@@ -42,7 +42,7 @@ def command(
 ) -> int:
     """Show a machine as one graph, and what is wrong with it.
 
-    Without --from this machine is read: no root needed, nothing is changed, no load is put on a GPU.
+    Without --from this machine is read: no root needed, nothing changed, no load put on a GPU.
     """
     if list_fixtures:
         return _list_fixtures()

@@ -7,7 +7,7 @@ from typing import Any
 
 from gputopo.facts import Fact, Missing
 from gputopo.host.base import Host, Output, decode
-from gputopo.host.recording import Answers, Header, RecordedHost, nvml_key
+from gputopo.host.recording import Answers, Header, nvml_key
 from gputopo.host.tree import Directory, Entry, Link
 
 
@@ -33,7 +33,7 @@ class Recorder:
     @property
     def answers(self) -> Answers:
         """What was answered so far, as a recording."""
-        return Answers(Header(format=1), self._files(), dict(self._commands), dict(self._nvml))
+        return Answers(Header(format=1), self._files(), self._commands.copy(), self._nvml.copy())
 
     def read_bytes(self, path: str) -> Fact[bytes]:
         if path not in self._bytes:
@@ -78,16 +78,16 @@ class Recorder:
         self.host.close()
 
     def _files(self) -> dict[str, Entry]:
-        """One entry a path. What was read through a link goes to where the link leads.
+        """One entry a path. What was read through a link that was itself asked for stands at
+        ``LINK/.``, where a replay looks for it.
 
         The dictionaries are copied before they are gone through: a thread that the scan gave up
         may still be adding to them.
         """
-        links = dict(self._links)
+        links = self._links.copy()
         files: dict[str, Entry] = {
             path: Link(target) for path, target in links.items() if isinstance(target, str)
         }
-        tree = RecordedHost("", Answers(Header(format=1), dict(files)))
         contents: list[tuple[str, Entry]] = [
             *self._texts.copy().items(),
             *self._bytes.copy().items(),
@@ -100,11 +100,7 @@ class Recorder:
         # Of two answers on one path the one that is a value stays: what the other question was
         # told follows from it (a directory cannot be read, a file cannot be listed).
         for path, found in contents:
-            if isinstance(files.get(path), Link):
-                real = tree.real(path)
-                if isinstance(real, Missing):
-                    continue
-                path = real
-            if not isinstance(found, Missing) or path not in files:
-                files[path] = found
+            place = f"{path}/." if isinstance(files.get(path), Link) else path
+            if not isinstance(found, Missing) or place not in files:
+                files[place] = found
         return files

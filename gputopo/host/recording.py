@@ -6,7 +6,7 @@ The first line is the header, then one line an entry, sorted, so that two record
     {"command": ["nvidia-smi", "topo", "-m"], "exit": 0, "stdout": "...", "stderr": ""}
     {"dir": "/sys/class/infiniband", "entries": ["mlx5_0"]}
     {"file": "/sys/...", "text": "..."}        or "base64", or "error" with an optional "detail"
-    {"link": "/sys/...", "target": "..."}
+    {"link": "/sys/...", "target": "..."}      what it leads to is at its own path, or at LINK/.
     {"nvml": "nvmlDeviceGetName", "args": [0], "value": "..."}    or "error": "NOT_SUPPORTED"
 
 An entry that is not there was not asked for: to replay it is ``absent``, with that detail.
@@ -283,8 +283,9 @@ def _lines(answers: Answers) -> Iterator[_Line]:
     for (call, *args), value in answers.nvml.items():
         line = _Line(nvml=call, args=_listed(args))
         if isinstance(value, Missing):
-            if value.detail.startswith("NVML ") and nvml_error(value.detail[5:]) == value:
-                line.error = value.detail[5:]
+            name = value.detail.removeprefix("NVML ")
+            if name.isupper() and nvml_error(name) == value:
+                line.error = name
             else:
                 line.error, line.detail = value.reason, value.detail
         else:

@@ -220,9 +220,11 @@ def _read(fd: int, name: str) -> bytes:
 
 def _check_known(data: bytes, name: str) -> None:
     """Refuses what is neither compressed by a known method nor a recording nor an archive."""
+    if recording.is_recording(data) or _compression(data):
+        return
     from gputopo.host.tar import is_tar
 
-    if recording.is_recording(data) or is_tar(data) or _compression(data):
+    if is_tar(data):
         return
     for magic, kind in _UNREAD.items():
         if data.startswith(magic):

@@ -112,6 +112,10 @@ class TreeHost:
     def _find(self, path: str) -> Entry | None:
         found = self._at(path)
         if isinstance(found, Link):
+            if self.literal:
+                found = self.entry(f"{path}/.")
+                if found is not None:
+                    return found
             real = self.real(path)
             found = real if isinstance(real, Missing) else self.entry(real)
         return found

@@ -77,7 +77,8 @@ class Topology:
         return [
             hca
             for hca in self.hcas
-            if not hca.software and (hca.physical_function not in here or hca.physical_function is None)
+            if not hca.software
+            and (hca.physical_function not in here or hca.physical_function is None)
         ]
 
     @cached_property
