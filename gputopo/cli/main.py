@@ -14,6 +14,8 @@ from gputopo.errors import GputopoError
 COMMANDS = {
     "scan": "Show this machine, or a recorded one, and what is wrong with it.",
     "record": "Write all that a scan reads into one file.",
+    "diff": "Show in what two machines differ.",
+    "check": "Hold a machine to a site's own promise.",
     "explain": "Explain a finding: why, how to verify by hand, how to mend.",
     "schema": "Print the JSON Schema of a command's JSON output.",
 }

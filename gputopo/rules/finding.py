@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Literal
 
 import msgspec
@@ -78,6 +79,24 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     broken: bool
 
 
+class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A finding that a site has decided to live with, on these subjects, until a day."""
+
+    code: str
+    subject: str = "*"
+    """Node id; ``*`` and ``?`` stand for any characters."""
+    reason: str
+    expires: datetime.date | None = None
+    """The last day on which it holds."""
+
+
+class Waived(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding that is waived, and the waiver that does it."""
+
+    finding: Finding
+    waiver: Waiver
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All that the rules said, worst first."""
 
@@ -85,3 +104,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     skipped: list[Skipped]
     asked: int
     """Rules that gave an answer, findings or none."""
+    waived: list[Waived] = []
+    expired: list[Waiver] = []
+    """Waivers whose day is past: what they waived is among the findings again."""

@@ -1,0 +1,1 @@
+"""A machine against a promise (``check``) and against another machine (``diff``)."""
