@@ -423,7 +423,10 @@ _ADDRESSES = {
     "hex_guid": rf"{_START}0[xX](?!000000){_H}{{16}}{_END}",
     "bare_guid": rf"{_START}(?!000000)(?=\d*[a-fA-F]){_H}{{16}}{_END}",
     "ipv4": rf"(?<![\w.-])(?:{_OCTET}\.){{3}}{_OCTET}(?!\w|\.\d|-[a-z])",
-    "ipv6": rf"(?<![\w:.])(?:{_H}{{0,4}}:){{2,7}}(?:(?:{_OCTET}\.){{3}}{_OCTET}|{_H}{{1,4}})?(?![\w:])",
+    "ipv6": (
+        rf"(?<![\w:.])(?:{_H}{{0,4}}:){{2,7}}"
+        rf"(?:(?:{_OCTET}\.){{3}}{_OCTET}|{_H}{{1,4}})?(?![\w:])"
+    ),
 }
 """What identifies something in free text only."""
 
@@ -483,7 +486,7 @@ def _placeholder(word: str) -> bool:
 
 
 def _serial_part(text: str) -> str:
-    """The serial number in a text: of an NVMe name (nqn.DATE.AUTHORITY:NAME, eui.NUMBER) its end."""
+    """The serial number in a text; of an NVMe name (nqn.DATE.MAKER:NAME, eui.NUMBER) the end."""
     name = text.strip(_BLANK)
     if name.startswith("nqn."):
         return name.rpartition(":")[2]

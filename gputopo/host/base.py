@@ -80,6 +80,14 @@ class Host(Protocol):
         ...
 
 
+def printable(name: str) -> str:
+    """A file name or link target as text: bytes that are no UTF-8 are replaced.
+
+    The system hands such bytes on as lone surrogates, which no JSON can hold.
+    """
+    return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def decode(data: bytes) -> str:
     """Text of a sysfs or procfs file: its one trailing newline and NULs cut, bad bytes replaced."""
     return data.decode("utf-8", "replace").rstrip("\n\x00")

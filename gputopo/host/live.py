@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gputopo.facts import ABSENT, Fact, Missing
-from gputopo.host.base import OUTPUT_LIMIT, Output, decode
+from gputopo.host.base import OUTPUT_LIMIT, Output, decode, printable
 from gputopo.host.tree import from_errno, read_regular
 from gputopo.host.worker import TERM_GRACE, Worker, end_session, kill_session
 
@@ -59,7 +59,7 @@ class LiveHost:
         self._driver_lock = threading.Lock()
         self._hung: dict[str, Missing] = {}
         self._driver_hung: Missing | None = None
-        self._library: Missing | None | bool = None
+        self._library: Missing | bool | None = None
         self._nvidia: dict[str, bool] = {}
         self._closed = False
 
@@ -81,7 +81,7 @@ class LiveHost:
 
     def list_dir(self, path: str) -> Fact[list[str]]:
         try:
-            return sorted(os.listdir(path))
+            return sorted(map(printable, os.listdir(path)))
         except (OSError, ValueError) as error:
             missing = from_errno(error)
             if missing == ABSENT and os.path.exists(path):
@@ -90,7 +90,7 @@ class LiveHost:
 
     def read_link(self, path: str) -> Fact[str]:
         try:
-            return os.readlink(path)
+            return printable(os.readlink(path))
         except (OSError, ValueError) as error:
             if getattr(error, "errno", 0) == 22:  # EINVAL: something else than a link
                 return Missing("failed", "not a symbolic link")
@@ -179,7 +179,7 @@ class LiveHost:
         return self._nvidia[device]
 
     def _read_guarded(self, path: str) -> Fact[bytes]:
-        device = "/".join(path.split("/")[:6 if path.startswith("/sys/bus") else 5])
+        device = "/".join(path.split("/")[: 6 if path.startswith("/sys/bus") else 5])
         with self._reader_lock:
             if self._closed:
                 return _CLOSED

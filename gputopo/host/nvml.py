@@ -1,13 +1,14 @@
 """NVML as plain data: one function, called only inside the worker process.
 
 GPUs go in as NVML indices, structures come out as dictionaries with NVML's own field names. The
-binding is nvidia-ml-py (module ``pynvml``); it loads ``libnvidia-ml.so.1`` at ``nvmlInit`` and looks
-symbols up lazily, so an old driver answers FUNCTION_NOT_FOUND for what it lacks.
+binding is nvidia-ml-py (module ``pynvml``); it loads ``libnvidia-ml.so.1`` at ``nvmlInit`` and
+looks symbols up lazily, so an old driver answers FUNCTION_NOT_FOUND for what it lacks.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
@@ -155,7 +156,7 @@ def _field_value(item: Any) -> Any:
 
 
 def _fabric(index: int) -> dict[str, Any]:
-    """Fabric information by the newest version that the driver takes: v3, v2, then the legacy call."""
+    """Fabric information by the newest version that the driver takes: v3, v2, the legacy call."""
     handle = _handle(index)
     for structure in (pynvml.c_nvmlGpuFabricInfo_v3_t, pynvml.c_nvmlGpuFabricInfo_v2_t):
         info = structure()
@@ -174,7 +175,7 @@ def _fabric(index: int) -> dict[str, Any]:
 
 
 def _platform(index: int) -> dict[str, Any]:
-    """Rack position of a GPU. The binding's char fields are cut at NUL, so memory is read instead."""
+    """Rack position of a GPU. The binding cuts char fields at NUL, so memory is read instead."""
     info = pynvml.c_nvmlPlatformInfo_v2_t()
     pynvml.nvmlDeviceGetPlatformInfo(_handle(index), ctypes.byref(info))
     memory = bytes(memoryview(info))
@@ -217,7 +218,7 @@ def _c2c_mode(index: int) -> int:
     return int(getattr(answer, "isC2cEnabled", answer))
 
 
-_SPECIAL = {
+_SPECIAL: dict[str, Callable[..., Any]] = {
     "nvmlInit": lambda: True,
     "nvmlDeviceGetCount": lambda: pynvml.nvmlDeviceGetCount(),
     "nvmlDeviceGetHandleByIndex": lambda index: bool(_handle(index)),

@@ -128,6 +128,10 @@ def is_recording(data: bytes) -> bool:
     return data[:64].lstrip().startswith(b'{"gputopo-recording"')
 
 
+_WRONG = (ValueError, RecursionError, TypeError)
+"""What a wrong line raises; TypeError for an NVML argument that is a JSON object."""
+
+
 def parse(data: bytes, name: str) -> RecordedHost:
     """Reads a recording. Raises SourceError that names the first wrong line."""
     first, _, rest = data.partition(b"\n")
@@ -143,7 +147,7 @@ def parse(data: bytes, name: str) -> RecordedHost:
     try:
         for line in msgspec.json.Decoder(_Line).decode_lines(rest):
             _keep(line, answers)
-    except (ValueError, RecursionError):
+    except _WRONG:
         raise SourceError(f"{name}: {_first_fault(rest)}") from None
     return RecordedHost(name, answers)
 
@@ -173,7 +177,7 @@ def _first_fault(rest: bytes) -> str:
         try:
             if raw.strip():
                 _keep(decoder.decode(raw), scratch)
-        except (ValueError, RecursionError) as error:
+        except _WRONG as error:
             return f"line {number} is wrong: {error}"
     return "a line is wrong: an entry is spread over several lines"
 

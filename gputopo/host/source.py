@@ -266,7 +266,7 @@ _MEMORY_LIMIT = 256 << 20
 """Bytes that xz may use to decompress: ``xz -9`` needs 65 MiB, a crafted header asks for 4 GiB."""
 
 _COPY_LIMIT = 8 << 30
-"""Bytes copied between the parts of one source (parallel compressors write many, a bomb millions)."""
+"""Bytes copied between the parts of one source: parallel compressors write many, bombs millions."""
 
 
 def _decompressor(kind: str) -> tuple[Any, type[Exception]]:

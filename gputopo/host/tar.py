@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 BLOCK = 512
 MAX_MEMBERS = 500_000
-"""The largest machine recorded so far has 11,500; one with 10,000 SR-IOV functions about 400,000."""
+"""The largest archive so far has 11,500; one with 10,000 SR-IOV functions has about 400,000."""
 
 _EXTENSION_LIMIT = 1 << 20
 """Bytes of one extended header (pax records, GNU long name); paths are far shorter."""

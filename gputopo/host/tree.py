@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gputopo.facts import ABSENT, Fact, Missing
-from gputopo.host.base import FILE_LIMIT, Output, decode
+from gputopo.host.base import FILE_LIMIT, Output, decode, printable
 
 MAX_LINKS = 40
 """Symbolic links followed for one path, as in the kernel (MAXSYMLINKS)."""
@@ -33,7 +33,7 @@ class Directory(list[str]):
 
 
 Entry = bytes | str | Link | Directory | Missing
-"""What stands at one path of a tree: content (text where it was stored as text), link, names, or reason."""
+"""What stands at one path: content (text where it was stored as text), link, names, or reason."""
 
 
 class TreeHost:
@@ -243,9 +243,9 @@ class RootHost(TreeHost):
         try:
             mode = os.lstat(real or "/").st_mode
             if stat.S_ISLNK(mode):
-                return Link(os.readlink(real))
+                return Link(printable(os.readlink(real)))
             if stat.S_ISDIR(mode):
-                return Directory(sorted(os.listdir(real or "/")))
+                return Directory(sorted(map(printable, os.listdir(real or "/"))))
             if not stat.S_ISREG(mode):
                 return Missing("failed", "not a regular file")
             return read_regular(real, os.O_NOFOLLOW)

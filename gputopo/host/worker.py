@@ -64,7 +64,7 @@ class Worker:
         return Missing("failed", f"the worker process ended ({code}) during {request[1]}")
 
     def interrupt(self) -> None:
-        """Kills the child while another thread asks it; that thread then gets its answer at once."""
+        """Kills the child while another thread asks it, which then gets its answer at once."""
         process = self._process
         if process is not None:
             process.kill()
@@ -78,9 +78,9 @@ class Worker:
         import subprocess
 
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        code = f"import sys; sys.path.insert(0, {root!r}); import gputopo.host.worker as w; w.serve()"
+        start = "import gputopo.host.worker as worker; worker.serve()"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r}); {start}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -252,5 +252,5 @@ def _answer(request: tuple[Any, ...]) -> tuple[Any, ...]:
         return ("missing", missing.reason, missing.detail)
     except UnicodeDecodeError as error:  # driver 555 gave garbage for names
         return ("missing", "unparsed", f"not UTF-8: {error.object[:60].decode('utf-8', 'replace')}")
-    except Exception as error:  # noqa: BLE001 a binding at odds with its library must not end the scan
+    except Exception as error:  # a binding at odds with its library must not end the scan
         return ("missing", "failed", f"{type(error).__name__}: {error}"[:200])
