@@ -14,7 +14,7 @@ from gputopo.host.base import Host
 from gputopo.topology.build import Facts, build
 from gputopo.topology.graph import Topology
 
-FILE_PROBES = ("pci", "numa", "cpu", "rdma", "net", "system")
+FILE_PROBES = ("pci", "numa", "cpu", "rdma", "net", "system", "kernel_log")
 DRIVER_PROBES = ("nvml", "nvidia_smi")
 GRACE = 1.0
 """Seconds granted to the driver's thread past the budget, to come back from its last time-out."""

@@ -6,6 +6,7 @@ import msgspec
 
 from gputopo.facts import ABSENT, Fact
 from gputopo.probes.cpu import CpuFacts
+from gputopo.probes.kernel_log import KernelLog
 from gputopo.probes.net import NetFacts
 from gputopo.probes.numa import NumaFacts
 from gputopo.probes.nvidia_smi import SmiMatrix
@@ -24,5 +25,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     rdma: Fact[RdmaFacts] = ABSENT
     net: Fact[NetFacts] = ABSENT
     system: Fact[SystemFacts] = ABSENT
+    kernel_log: Fact[KernelLog] = ABSENT
     nvml: Fact[NvmlFacts] = ABSENT
     nvidia_smi: Fact[SmiMatrix] = ABSENT

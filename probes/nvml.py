@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gputopo.facts import Fact, Missing, Problem
+from gputopo.facts import ABSENT, Fact, Missing, Problem
 from gputopo.host.base import Host
 from gputopo.pciaddr import normalise
 
@@ -36,6 +36,9 @@ MAX_LINKS = 36
 
 MAX_GPUS = 256
 """More than any machine has: a bound for a count that is garbage."""
+
+CLOCK_SM = 1
+"""nvmlClockType_t: the clock of the streaming multiprocessors."""
 
 P2P_CAPABILITIES = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "prop": 4}
 """nvmlGpuP2PCapsIndex_t. The binding's READ constant is a tuple by mistake; numbers are used."""
@@ -167,6 +170,14 @@ class NvmlGpu(msgspec.Struct, frozen=True, kw_only=True):
     clock_reasons: Fact[int]
     ecc: Fact[list[int]]
     remapped_rows: Fact[list[int]]
+    """Correctable, uncorrectable, whether one is pending, whether one failed."""
+    retired_pages_pending: Fact[int] = ABSENT
+    power_limit_mw: Fact[int] = ABSENT
+    """What the board may draw now, all limits together; milliwatts."""
+    power_default_mw: Fact[int] = ABSENT
+    clock_mhz: Fact[int] = ABSENT
+    """The SM clock that applications run at where power and heat allow."""
+    clock_default_mhz: Fact[int] = ABSENT
     recovery_action: Fact[str]
     nvlink_count: Fact[int]
     nvlink_mbytes_per_s: Fact[int]
@@ -366,6 +377,11 @@ def _gpu(ask: _Asker) -> NvmlGpu:
         clock_reasons=ask.number("CurrentClocksEventReasons"),
         ecc=ask.numbers("EccMode"),
         remapped_rows=ask.numbers("RemappedRows"),
+        retired_pages_pending=ask.number("RetiredPagesPendingStatus"),
+        power_limit_mw=ask.number("EnforcedPowerLimit"),
+        power_default_mw=ask.number("PowerManagementDefaultLimit"),
+        clock_mhz=ask.number("ApplicationsClock", CLOCK_SM),
+        clock_default_mhz=ask.number("DefaultApplicationsClock", CLOCK_SM),
         recovery_action=_word(recovery, RECOVERY_ACTIONS),
         nvlink_count=links,
         nvlink_mbytes_per_s=fields(FIELD_NVLINK_SPEED_COMMON),

@@ -37,6 +37,13 @@ SERVICES = (
 SYSTEMCTL = ["systemctl", "show", "--property=Id,LoadState,ActiveState,SubState", *SERVICES]
 SYSTEMCTL_TIMEOUT = 3.0
 
+SHM_COMMAND = ["df", "-P", "-k", "/dev/shm"]  # noqa: S108: looked at, never written
+SHM_TIMEOUT = 2.0
+"""The size of a tmpfs is in no file but the table of mounts, which names much more than it."""
+
+CAP_IPC_LOCK = 14
+"""Bit of the capability to lock memory without limit (linux/capability.h)."""
+
 HYPERVISOR_VENDORS = {
     "QEMU": "kvm",
     "KVM": "kvm",
@@ -66,10 +73,14 @@ class SystemFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Version (empty where it has none) of each module of MODULES that is loaded or built in."""
     hypervisor: Fact[str]
     container: str | None
-    """``docker``, ``podman``, ``kubernetes``, ``lxc``, ``slurm`` ... as the cgroup says; None outside."""
+    """``docker``, ``podman``, ``kubernetes`` or ``lxc``, as a marker file or the cgroup says."""
     cgroup: Fact[str]
     memlock_bytes: Fact[int]
     """Soft limit of locked memory; -1 is unlimited."""
+    may_lock: Fact[bool] = ABSENT
+    """Whether this process has CAP_IPC_LOCK, with which that limit does not hold."""
+    shm_bytes: Fact[int] = ABSENT
+    """Size of /dev/shm; asked for in a container only, where it may be 64 MiB."""
     device_nodes: Fact[list[str]]
     """/dev/nvidia* (names only)."""
     imex_channels: Fact[list[str]]
@@ -99,6 +110,7 @@ def probe(host: Host) -> Fact[SystemFacts]:
     else:
         driver = match[1] if match else Missing("unparsed", driver_text.split("\n")[0][:80])
     devices = host.list_dir("/dev")
+    container, cgroup = _container(host), _line(host, "/proc/self/cgroup")
     return SystemFacts(
         hostname=_line(host, "/proc/sys/kernel/hostname"),
         kernel=_kernel(host),
@@ -110,9 +122,11 @@ def probe(host: Host) -> Fact[SystemFacts]:
         numa_balancing=integer(host.read_text("/proc/sys/kernel/numa_balancing")),
         modules=_modules(host),
         hypervisor=_hypervisor(host),
-        container=_container(host),
-        cgroup=_line(host, "/proc/self/cgroup"),
+        container=container,
+        cgroup=cgroup,
         memlock_bytes=_memlock(host.read_text("/proc/self/limits")),
+        may_lock=_may_lock(host.read_text("/proc/self/status")),
+        shm_bytes=_shm(host, container, cgroup),
         device_nodes=(
             devices
             if isinstance(devices, Missing)
@@ -187,7 +201,6 @@ def _container(host: Host) -> str | None:
             ("/docker", "docker"),
             ("libpod", "podman"),
             ("/lxc", "lxc"),
-            ("slurm", "slurm"),
         ):
             if word in cgroup:
                 return name
@@ -201,6 +214,29 @@ def _memlock(text: Fact[str]) -> Fact[int]:
     if match is None:
         return Missing("unparsed", "no line 'Max locked memory'")
     return -1 if match[1] == "unlimited" else int(match[1])
+
+
+def _may_lock(text: Fact[str]) -> Fact[bool]:
+    if isinstance(text, Missing):
+        return text
+    match = re.search(r"^CapEff:\s*([0-9a-fA-F]{1,16})$", text, re.M)
+    if match is None:
+        return Missing("unsupported", "no line CapEff in /proc/self/status")
+    return bool(int(match[1], 16) >> CAP_IPC_LOCK & 1)
+
+
+def _shm(host: Host, container: str | None, cgroup: Fact[str]) -> Fact[int]:
+    """Bytes of /dev/shm in a container; a container with its own cgroup namespace is at ``0::/``."""
+    if container in (None, "slurm") and cgroup != "0::/":
+        return Missing("unsupported", "not in a container")
+    output = host.run(SHM_COMMAND, SHM_TIMEOUT)
+    if isinstance(output, Missing):
+        return output
+    last = output.stdout.strip().rpartition("\n")[2].split()
+    if output.exit != 0 or len(last) < 6 or not last[1].isdigit():
+        said = (output.stderr.strip() or output.stdout.strip())[:120]
+        return Missing("failed", f"exit code {output.exit}: {said}")
+    return int(last[1][:20]) * 1024
 
 
 def _services(host: Host) -> Fact[dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -19,9 +19,18 @@ source_option = click.option(
     help="A recording, root directory, hwloc archive, fixture:NAME, or - (default: this machine).",
 )
 
+
+def _seconds(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Refuses NaN, which is in click's range since it is less than nothing."""
+    if value != value:
+        raise click.BadParameter("not a number", ctx, parameter)
+    return value
+
+
 timeout_option = click.option(
     "--timeout",
     type=click.FloatRange(min=1, max=3600),
+    callback=_seconds,
     default=20.0,
     show_default=True,
     metavar="SECONDS",
@@ -45,42 +54,70 @@ output_option = click.option(
 )
 
 
+PROBE_BROKE = ("PRB001", "PRB002")
+"""Findings that something is unknown, which is less than to know that it is wrong."""
+
+
 def exit_code(report: Report, fail_on: str) -> int:
     """0, 1 or 3 as the findings and the broken probes say."""
     if fail_on == "never":
         return 0
-    gate = SEVERITIES.index(fail_on)
-    if any(SEVERITIES.index(finding.severity) <= gate for finding in report.findings):
+    counted = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+    found = {finding.code for finding in report.findings if finding.severity in counted}
+    if found.difference(PROBE_BROKE):
         return 1
-    if any(skip.broken and SEVERITIES.index(skip.severity) <= gate for skip in report.skipped):
-        return 3
-    return 0
+    broken = any(skip.broken and skip.severity in counted for skip in report.skipped)
+    return 3 if found or broken else 0
+
+
+PLAIN = str.maketrans({"│": "|", "├": "+", "└": "+", "…": "~", "\ufffd": "?"})
+"""What stands for the few characters beyond ASCII that gputopo itself prints."""
+
+
+def encode_text(text: str, encoding: str) -> bytes:
+    """A report for a terminal of any encoding: what it does not have becomes plain."""
+    try:
+        return text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(PLAIN).encode("ascii", "replace")
 
 
 def write(data: bytes, output: str | None) -> None:
-    """Writes to standard output, or to a file that is complete before it gets its name."""
-    if output is None:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-        return
-    import tempfile
+    """Writes to standard output (``-`` or None), or to a file: whole, or not at all.
 
-    directory = os.path.dirname(os.path.abspath(output))
+    A file gets its name when it is complete. What is there and no plain file (a device, a pipe) is
+    written to as it is.
+    """
+    if output in (None, "-"):
+        sys.stdout.flush()
+        _write_all(sys.stdout.buffer, data)
+        return
+    assert output is not None
+    target = os.path.realpath(output)
     try:
-        handle, temporary = tempfile.mkstemp(dir=directory, prefix=".gputopo-")
+        if os.path.exists(target) and not os.path.isfile(target):
+            with open(target, "wb") as file:
+                _write_all(file, data)
+            return
+        temporary = f"{target}.{os.getpid()}.tmp"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, output)
+                _write_all(file, data)
+            os.replace(temporary, target)
         except BaseException:
             os.unlink(temporary)
             raise
     except OSError as error:
         raise GputopoError(f"cannot write {output}: {error.strerror}") from None
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    """Writes all of it: with PYTHONUNBUFFERED set a file takes what a pipe has room for."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+    file.flush()
 
 
 def prefixes(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> Any:

@@ -10,7 +10,11 @@ from gputopo.cli.options import source_option, timeout_option, write
 @click.command("record")
 @source_option
 @click.option(
-    "-o", "--output", required=True, type=click.Path(), metavar="FILE",
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(),
+    metavar="FILE",
     help="The recording; gzip when it ends in .gz; - for standard output.",
 )
 @click.option(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from gputopo.cli.options import (
     code_option,
+    encode_text,
     exit_code,
     fail_on_option,
     output_option,
@@ -15,6 +17,9 @@ from gputopo.cli.options import (
     timeout_option,
     write,
 )
+
+if TYPE_CHECKING:
+    from gputopo.rules.finding import Waiver
 
 
 @click.command("scan")
@@ -25,8 +30,11 @@ from gputopo.cli.options import (
 @fail_on_option
 @code_option("--only", "Ask only these rules, by code or family (PCI101,NIC).")
 @code_option("--ignore", "Leave these rules out.")
-@click.option("-v", "--verbose", count=True, help="More: all functions, sources, skipped rules.")
-@click.option("-q", "--quiet", is_flag=True, help="Only what is wrong.")
+@click.option("--waivers", metavar="FILE", help="Findings that this site lives with (TOML).")
+@click.option(
+    "-v", "--verbose", count=True, help="More: why values are unknown; -vv: all functions."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Only what is wrong, and nothing if nothing is.")
 @click.option("--list-fixtures", is_flag=True, help="List the bundled machines and exit.")
 def command(
     source: str | None,
@@ -36,6 +44,7 @@ def command(
     fail_on: str,
     only: list[str],
     ignore: list[str],
+    waivers: str | None,
     verbose: int,
     quiet: bool,
     list_fixtures: bool,
@@ -49,8 +58,13 @@ def command(
     from gputopo import scan
     from gputopo.rules import check
 
+    waived = _waivers(waivers) if waivers else []
     topology = scan(source, timeout=timeout)
     report = check(topology, only=only, ignore=ignore)
+    if waived:
+        from gputopo.rules.waivers import apply
+
+        report = apply(report, waived)
     if style == "json":
         from gputopo.report.json import encode, scan_document
 
@@ -58,9 +72,17 @@ def command(
     else:
         from gputopo.report.text import render
 
-        tty = output is None and sys.stdout.isatty()
-        write(render(topology, report, tty=tty, verbose=verbose, quiet=quiet).encode(), output)
+        here = output in (None, "-")
+        tty = here and sys.stdout.isatty()
+        text = render(topology, report, tty=tty, verbose=verbose, quiet=quiet)
+        write(encode_text(text, (sys.stdout.encoding if here else None) or "utf-8"), output)
     return exit_code(report, fail_on)
+
+
+def _waivers(path: str) -> list[Waiver]:
+    from gputopo.rules.waivers import load
+
+    return load(path)
 
 
 def _list_fixtures() -> int:

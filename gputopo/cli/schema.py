@@ -15,8 +15,12 @@ def command(name: str) -> int:
 
     from gputopo.cli.options import write
 
-    schema = files("gputopo") / "schemas" / f"{name}.json"
-    if not name.isidentifier() or not schema.is_file():
-        raise GputopoError(f"no schema is called {name!r}; there is: scan")
-    write(schema.read_bytes(), None)
+    shipped = {
+        entry.name.removesuffix(".json"): entry
+        for entry in (files("gputopo") / "schemas").iterdir()
+        if entry.name.endswith(".json")
+    }
+    if name not in shipped:
+        raise GputopoError(f"no schema is called {name!r}; there is: {', '.join(sorted(shipped))}")
+    write(shipped[name].read_bytes(), None)
     return 0

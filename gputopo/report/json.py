@@ -2,35 +2,94 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final, Literal
 
 import msgspec
 
 from gputopo import __version__
-from gputopo.rules.finding import Report
+from gputopo.facts import ProbeStatus
+from gputopo.rules.finding import Finding, Report, Skipped, Waived, Waiver
 from gputopo.topology.graph import Topology
+from gputopo.topology.model import AnyNode, Disagreement, HostInfo, Link
+from gputopo.topology.paths import Matrix
 
-SCAN_SCHEMA = "gputopo.scan/1"
+SCAN_SCHEMA: Final = "gputopo.scan/1"
 
 
-def scan_document(topology: Topology, report: Report) -> dict[str, Any]:
-    """The object, its values still structures that msgspec can encode."""
-    return {
-        "schema": SCAN_SCHEMA,
-        "version": __version__,
-        "source": {"kind": topology.source_kind, "name": topology.source_name},
-        "captured_at": topology.captured_at,
-        "host": topology.host,
-        "probes": topology.probes,
-        "nodes": list(topology.nodes.values()),
-        "links": topology.links,
-        "matrix": topology.matrix,
-        "disagreements": topology.disagreements,
-        "findings": report.findings,
-        "skipped": report.skipped,
-    }
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read (``live``, ``recording``, ``root``, ``archive``), and what it was called."""
+
+    kind: str
+    name: str
+
+
+class ScanDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine: its graph, what is wrong with it, and what could not be told.
+
+    Null means unknown or not applicable; ``missing`` of the node says which, and why. Fields may be
+    added within a schema's number and are never renamed: readers pass over what they do not know.
+    """
+
+    schema: Literal["gputopo.scan/1"]
+    version: str
+    """Version of gputopo."""
+    source: Source
+    captured_at: str | None
+    """When the machine was read (RFC 3339, UTC); null for a live scan or where unknown."""
+    host: HostInfo
+    probes: list[ProbeStatus]
+    nodes: list[AnyNode]
+    """In tree order; ``parent`` is the id of the node above."""
+    links: list[Link]
+    matrix: Matrix
+    disagreements: list[Disagreement]
+    findings: list[Finding]
+    """Worst first."""
+    skipped: list[Skipped]
+    """Rules that could not be asked: what they would have found is unknown."""
+    asked: int
+    """Rules that gave an answer, findings or none."""
+    waived: list[Waived]
+    expired: list[Waiver]
+
+
+def scan_document(topology: Topology, report: Report) -> ScanDocument:
+    """The object for one scan."""
+    return ScanDocument(
+        schema=SCAN_SCHEMA,
+        version=__version__,
+        source=Source(kind=topology.source_kind, name=topology.source_name),
+        captured_at=topology.captured_at,
+        host=topology.host,
+        probes=topology.probes,
+        nodes=list(topology.nodes.values()),
+        links=topology.links,
+        matrix=topology.matrix,
+        disagreements=topology.disagreements,
+        findings=report.findings,
+        skipped=report.skipped,
+        asked=report.asked,
+        waived=report.waived,
+        expired=report.expired,
+    )
 
 
 def encode(document: Any) -> bytes:
     """Indented JSON with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    try:
+        data = msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        # The kernel lets interfaces have names that are no UTF-8: Python keeps them by surrogates.
+        data = msgspec.json.encode(_without_surrogates(msgspec.to_builtins(document)))
+    return msgspec.json.format(data, indent=2) + b"\n"
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return re.sub("[\ud800-\udfff]", "\ufffd", value)
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
+    return value

@@ -23,6 +23,7 @@ from gputopo.topology.paths import Matrix, Path, Paths
 
 if TYPE_CHECKING:
     from gputopo.topology.build import Facts
+    from gputopo.topology.fabric_nics import NicRole
 
 N = TypeVar("N")
 
@@ -71,15 +72,19 @@ class Topology:
 
     @cached_property
     def physical_hcas(self) -> list[Hca]:
-        """HCAs that paths are told of: no software devices, and no virtual function whose physical
-        function is here too, since its paths are those of that one and there may be thousands."""
-        here = {hca.pci for hca in self.hcas}
-        return [
-            hca
-            for hca in self.hcas
-            if not hca.software
-            and (hca.physical_function not in here or hca.physical_function is None)
-        ]
+        """HCAs that paths are told of: no software devices, and no virtual functions.
+
+        Those of this host have the paths of their physical function, and there may be thousands. A
+        virtual machine sees the one that it was given as a function like any other.
+        """
+        return [hca for hca in self.hcas if not hca.software and hca.physical_function is None]
+
+    @cached_property
+    def nic_roles(self) -> dict[str, NicRole]:
+        """What each RDMA device is there for, by its id, and the signals that say so."""
+        from gputopo.topology.fabric_nics import classify
+
+        return classify(self)
 
     @cached_property
     def numa_nodes(self) -> list[Numa]:
