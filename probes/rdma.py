@@ -76,10 +76,17 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def probe(host: Host) -> Fact[RdmaFacts]:
-    """All RDMA devices in natural order of their names; Missing without the subsystem."""
+    """All RDMA devices in natural order of their names.
+
+    A kernel without the subsystem has none, which is known and not missing; missing is only what
+    could not be looked at.
+    """
     names = host.list_dir(DEVICES)
     if isinstance(names, Missing):
-        return names
+        classes = host.list_dir(DEVICES.rpartition("/")[0])
+        if names.reason != "absent" or isinstance(classes, Missing) or not classes:
+            return names
+        names = []
     devices = [_device(host, name) for name in sorted(names, key=natural)]
     problems = [
         Problem(f"{DEVICES}/{device.name}/ports/{port.port}/state", port.state)

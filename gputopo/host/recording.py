@@ -43,7 +43,10 @@ class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """One entry (plain data, so never part of a reference cycle); which fields are set tells its kind. Fields stand in the order they are written."""
+    """One entry; which fields are set tells its kind. Fields stand in the order they are written.
+
+    It is plain data and so never part of a reference cycle (``gc``).
+    """
 
     command: list[str] | None = None
     dir: str | None = None
@@ -76,6 +79,7 @@ NVML_REASONS: dict[str, Reason] = {
     "NOT_SUPPORTED": "unsupported",
     "FUNCTION_NOT_FOUND": "unsupported",
     "ARGUMENT_VERSION_MISMATCH": "unsupported",
+    "DEPRECATED": "unsupported",
     "LIBRARY_NOT_FOUND": "absent",
     "DRIVER_NOT_LOADED": "absent",
     "NOT_FOUND": "absent",

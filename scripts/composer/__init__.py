@@ -16,6 +16,7 @@ from composer.layout import Layout, place
 from gputopo.facts import Fact, Missing
 from gputopo.host.base import Output
 from gputopo.host.recording import Answers, Header
+from gputopo.probes import kernel_log
 from gputopo.probes.numa import NUMACTL
 from gputopo.probes.nvidia_smi import COMMAND
 from gputopo.probes.system import SYSTEMCTL
@@ -44,6 +45,9 @@ def compose(description: dict[str, Any]) -> Answers:
         tuple(SYSTEMCTL): system.services(machine),
         tuple(COMMAND): Missing("absent", "not installed"),
     }
+    if machine.driver:
+        refused = Output(1, "", "dmesg: read kernel buffer failed: Operation not permitted\n")
+        commands[tuple(kernel_log.COMMAND)] = Output(0, "", "") if machine.root else refused
     lost = next((gpu for gpu in layout.gpus if gpu.settings.error == "GPU_IS_LOST"), None)
     if lost is not None:
         commands[tuple(COMMAND)] = Output(15, f"{LOST.format(lost.address)}\n", "")

@@ -48,6 +48,9 @@ FIELD_SINCE = {asked.FIELD_NVLINK_SPEED: 455, asked.FIELD_C2C_COUNT: 525,
                asked.FIELD_RECOVERY_ACTION: 570}  # fmt: skip
 """First driver branch with a field, likewise approximate."""
 
+CLOCKS_UNTIL = 590
+"""Driver branch from which application clocks are deprecated; 580 still has them, 595 has not."""
+
 UNSUPPORTED = nvml_error("NOT_SUPPORTED")
 
 
@@ -167,6 +170,13 @@ class _Gpu:
             ("CurrentClocksEventReasons",): own.clock_reasons,
             ("EccMode",): [int(own.ecc)] * 2 if part.ecc else UNSUPPORTED,
             ("RemappedRows",): own.remapped_rows if part.row_remapping else UNSUPPORTED,
+            # Parts that remap rows have no pages to retire.
+            ("RetiredPagesPendingStatus",): 0 if part.ecc and not part.row_remapping
+                else UNSUPPORTED,
+            ("EnforcedPowerLimit",): 1000 * part.power_w,
+            ("PowerManagementDefaultLimit",): 1000 * part.power_w,
+            ("ApplicationsClock", asked.CLOCK_SM): self._clock(),
+            ("DefaultApplicationsClock", asked.CLOCK_SM): self._clock(),
             ("GpuFabricInfoV",): self._fabric(),
             ("PlatformInfo",): self._platform(),
             nvml_key("FieldValues", (asked.GPU_FIELDS,)): [
@@ -176,6 +186,12 @@ class _Gpu:
             ("GraphicsRunningProcesses",): _processes(own.graphics),
             ("MPSComputeRunningProcesses",): [],
         }  # fmt: skip
+
+    def _clock(self) -> Fact[int]:
+        """Application clocks: none on GeForce, given up by drivers from 590 on (T4 dump of 595)."""
+        if self.branch >= CLOCKS_UNTIL:
+            return nvml_error("DEPRECATED")
+        return self.part.clock_mhz or UNSUPPORTED
 
     def _pci_info(self) -> dict[str, Any]:
         gpu, part = self.gpu, self.gpu.part

@@ -74,6 +74,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     peer_across_sockets: int = 0
     """The same for GPUs on different sockets: 3 is topology not supported (DGX-1's zeros in
     p2pBandwidthLatencyTest)."""
+    power_w: int = 0
+    """Default power limit in W (data sheets: TDP)."""
+    clock_mhz: int = 0
+    """Default application clock of the SMs in MHz (``nvidia-smi -q`` of B200, GB200 and T4; data
+    sheets' boost clock else); 0 where there are no application clocks (GeForce)."""
     idle_state: int = 0
     """Performance state at idle: data-centre parts stay in P0, others drop to P8."""
 
@@ -359,62 +364,62 @@ PLATFORMS: dict[str, tuple[str, dict[str, str]]] = {
 
 GPUS = {
     "v100-sxm2-32gb": Gpu(
-        name="Tesla V100-SXM2-32GB", architecture=5, capability=(7, 0), memory_mib=32510,
+        name="Tesla V100-SXM2-32GB", power_w=300, clock_mhz=1290, architecture=5, capability=(7, 0), memory_mib=32510,
         bar1_mib=32768, vbios="88.00.48.00.02", nvlink_version=2, nvlink_links=6,
         nvlink_mbytes_per_s=25781, row_remapping=False, peer_across_sockets=3,
     ),
     "v100-sxm3-32gb": Gpu(
-        name="Tesla V100-SXM3-32GB", architecture=5, capability=(7, 0), memory_mib=32510,
+        name="Tesla V100-SXM3-32GB", power_w=350, clock_mhz=1290, architecture=5, capability=(7, 0), memory_mib=32510,
         bar1_mib=32768, vbios="88.00.6B.00.01", nvlink_version=2, nvlink_links=6,
         nvlink_mbytes_per_s=25781, row_remapping=False, peer_across_sockets=3,
     ),
     "a100-sxm4-40gb": Gpu(
-        name="NVIDIA A100-SXM4-40GB", architecture=7, capability=(8, 0), memory_mib=40960,
+        name="NVIDIA A100-SXM4-40GB", power_w=400, clock_mhz=1095, architecture=7, capability=(8, 0), memory_mib=40960,
         bar1_mib=65536, vbios="92.00.19.00.10", part_number="692-2G506-0200-002",
         nvlink_version=4, nvlink_links=12, nvlink_mbytes_per_s=25781, mig=True,
     ),
     "a100-sxm4-80gb": Gpu(
-        name="NVIDIA A100-SXM4-80GB", architecture=7, capability=(8, 0), memory_mib=81920,
+        name="NVIDIA A100-SXM4-80GB", power_w=400, clock_mhz=1275, architecture=7, capability=(8, 0), memory_mib=81920,
         bar1_mib=131072, vbios="92.00.45.00.03", part_number="692-2G506-0210-002",
         nvlink_version=4, nvlink_links=12, nvlink_mbytes_per_s=25781, mig=True,
     ),
     "h100-sxm5-80gb": Gpu(
-        name="NVIDIA H100 80GB HBM3", architecture=9, capability=(9, 0), memory_mib=81559,
+        name="NVIDIA H100 80GB HBM3", power_w=700, clock_mhz=1980, architecture=9, capability=(9, 0), memory_mib=81559,
         bar1_mib=131072, vbios="96.00.74.00.1C", part_number="692-2G520-0200-000",
         nvlink_version=6, nvlink_links=18, nvlink_mbytes_per_s=26562, mig=True, fabric=True,
     ),
     # nvidia-smi -q -x of eight B200: health knows only the access timeout (False is 2 at bit 6).
     "b200-sxm": Gpu(
-        name="NVIDIA B200", architecture=10, capability=(10, 0), memory_mib=183359,
+        name="NVIDIA B200", power_w=1000, clock_mhz=1965, architecture=10, capability=(10, 0), memory_mib=183359,
         bar1_mib=262144, vbios="97.00.FA.00.09", part_number="692-2G525-0220-500",
         nvlink_version=7, nvlink_links=18, nvlink_mbytes_per_s=53125, mig=True, fabric=True,
         fabric_health_mask=0x80, fabric_health_summary=1, platform=True,
     ),
     # nvidia-smi -q -x of a GB200 tray; C2C as NCCL dumps print it (5 links of 44,712 MB/s a GPU).
     "gb200": Gpu(
-        name="NVIDIA GB200", architecture=10, capability=(10, 0), memory_mib=189471,
+        name="NVIDIA GB200", power_w=1200, clock_mhz=2062, architecture=10, capability=(10, 0), memory_mib=189471,
         bar1_mib=262144, vbios="97.00.B9.00.69", part_number="900-2G548-A801-000",
         nvlink_version=7, nvlink_links=18, nvlink_mbytes_per_s=53125, mig=True, fabric=True,
         fabric_health_mask=0xAA, fabric_health_summary=1, platform=True,
         c2c_links=5, c2c_mbytes_per_s=44712,
     ),
     "gh200-480gb": Gpu(
-        name="NVIDIA GH200 480GB", architecture=9, capability=(9, 0), memory_mib=97871,
+        name="NVIDIA GH200 480GB", power_w=900, clock_mhz=1980, architecture=9, capability=(9, 0), memory_mib=97871,
         bar1_mib=131072, vbios="96.00.84.00.02", part_number="900-2G530-0000-000",
         nvlink_version=6, nvlink_links=18, nvlink_mbytes_per_s=26562, mig=True,
         c2c_links=10, c2c_mbytes_per_s=44712,
     ),
     "l40s": Gpu(
-        name="NVIDIA L40S", architecture=8, capability=(8, 9), memory_mib=46068,
+        name="NVIDIA L40S", power_w=350, clock_mhz=2520, architecture=8, capability=(8, 9), memory_mib=46068,
         bar1_mib=65536, vbios="95.02.66.00.02", part_number="900-2G133-0080-000", idle_state=8,
     ),
     "t4": Gpu(
-        name="Tesla T4", architecture=6, capability=(7, 5), memory_mib=15360,
+        name="Tesla T4", power_w=70, clock_mhz=585, architecture=6, capability=(7, 5), memory_mib=15360,
         bar1_mib=256, vbios="90.04.96.00.02", part_number="900-2G183-A800-001",
         row_remapping=False,
     ),
     "rtx-4090": Gpu(
-        name="NVIDIA GeForce RTX 4090", architecture=8, capability=(8, 9), memory_mib=24564,
+        name="NVIDIA GeForce RTX 4090", power_w=450, architecture=8, capability=(8, 9), memory_mib=24564,
         bar1_mib=32768, vbios="95.02.3C.00.8C", ecc=False, row_remapping=False,
         peer_over_pcie=2, idle_state=8,
     ),
