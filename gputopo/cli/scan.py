@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 @click.command("scan")
 @source_option
-@click.option("--format", "style", type=click.Choice(["text", "json"]), default="text")
+@click.option("--format", "style", type=click.Choice(["text", "json", "nccl-xml"]), default="text")
 @output_option
 @timeout_option
 @fail_on_option
 @code_option("--only", "Ask only these rules, by code or family (PCI101,NIC).")
 @code_option("--ignore", "Leave these rules out.")
 @click.option("--waivers", metavar="FILE", help="Findings that this site lives with (TOML).")
+@click.option("--nccl", is_flag=True, help="Also what NCCL will do: NICs, GPUDirect RDMA, P2P.")
 @click.option(
     "-v", "--verbose", count=True, help="More: why values are unknown; -vv: all functions."
 )
@@ -45,6 +46,7 @@ def command(
     only: list[str],
     ignore: list[str],
     waivers: str | None,
+    nccl: bool,
     verbose: int,
     quiet: bool,
     list_fixtures: bool,
@@ -69,12 +71,21 @@ def command(
         from gputopo.report.json import encode, scan_document
 
         write(encode(scan_document(topology, report)), output)
+    elif style == "nccl-xml":
+        from gputopo.nccl import xml
+        from gputopo.nccl.build import machine_of
+
+        write(xml.write(machine_of(topology).tree).encode(), output)
     else:
         from gputopo.report.text import render
 
         here = output in (None, "-")
         tty = here and sys.stdout.isatty()
         text = render(topology, report, tty=tty, verbose=verbose, quiet=quiet)
+        if nccl:
+            from gputopo.report.nccl import render_nccl
+
+            text += ("\n" if text else "") + render_nccl(topology, tty=tty)
         write(encode_text(text, (sys.stdout.encoding if here else None) or "utf-8"), output)
     return exit_code(report, fail_on)
 

@@ -9,6 +9,7 @@ import msgspec
 
 from gputopo import __version__
 from gputopo.facts import ProbeStatus
+from gputopo.nccl.predict import NcclChoice, Remark, prediction
 from gputopo.rules.finding import Finding, Report, Skipped, Waived, Waiver
 from gputopo.topology.graph import Topology
 from gputopo.topology.model import AnyNode, Disagreement, HostInfo, Link
@@ -44,6 +45,10 @@ class ScanDocument(msgspec.Struct, frozen=True, kw_only=True):
     links: list[Link]
     matrix: Matrix
     disagreements: list[Disagreement]
+    nccl: list[NcclChoice]
+    """What NCCL does by default, for each GPU that the driver has."""
+    nccl_remarks: list[Remark]
+    """What holds for NCCL on the machine as a whole."""
     findings: list[Finding]
     """Worst first."""
     skipped: list[Skipped]
@@ -56,6 +61,7 @@ class ScanDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 def scan_document(topology: Topology, report: Report) -> ScanDocument:
     """The object for one scan."""
+    nccl = prediction(topology)
     return ScanDocument(
         schema=SCAN_SCHEMA,
         version=__version__,
@@ -67,6 +73,8 @@ def scan_document(topology: Topology, report: Report) -> ScanDocument:
         links=topology.links,
         matrix=topology.matrix,
         disagreements=topology.disagreements,
+        nccl=nccl.choices,
+        nccl_remarks=nccl.remarks,
         findings=report.findings,
         skipped=report.skipped,
         asked=report.asked,

@@ -38,7 +38,8 @@ def write_nccl(page: Page, topology: Topology) -> None:
     found = prediction(topology)
     page.heading("NCCL", ASSUMED)
     if not found.choices:
-        page.line("no GPU that the driver has")
+        there = bool(topology.gpus)
+        page.line("cannot be told: GPUs without PCI address" if there else "no GPU")
         return
     _write_nics(page, topology, found.choices)
     _write_reasons(page, topology, found.choices)
