@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gputopo.cpulist import parse, render
-from gputopo.facts import Fact, Missing, Problem
+from gputopo.facts import ABSENT, Fact, Missing, Problem
 from gputopo.host.base import Host
 from gputopo.probes.read import cpus, integer
 
@@ -43,6 +43,8 @@ class CpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     governor: Fact[str]
     """The frequency governor of the first online CPU; ``mixed`` where CPUs differ."""
     model: Fact[CpuModel]
+    frequency_driver: Fact[str] = ABSENT
+    """What steers the clock of the first online CPU: ``intel_pstate``, ``acpi-cpufreq``."""
     problems: list[Problem]
 
 
@@ -74,6 +76,7 @@ def probe(host: Host) -> Fact[CpuFacts]:
         l3_groups=_l3_groups(host, online),
         governor=_governor(host, online),
         model=_model(cpuinfo),
+        frequency_driver=_frequency_driver(host, online),
         problems=problems,
     )
 
@@ -185,6 +188,11 @@ def _governor(host: Host, online: set[int]) -> Fact[str]:
             return governor
         seen.add(governor.strip())
     return seen.pop() if len(seen) == 1 else "mixed: " + ", ".join(sorted(seen))
+
+
+def _frequency_driver(host: Host, online: set[int]) -> Fact[str]:
+    text = host.read_text(f"{CPUS}/cpu{min(online)}/cpufreq/scaling_driver")
+    return text if isinstance(text, Missing) else text.strip()
 
 
 def _status(text: Fact[str], key: str) -> Fact[str]:

@@ -9,9 +9,11 @@ from gputopo.pciaddr import is_address
 
 
 def integer(text: Fact[str]) -> Fact[int]:
-    """A decimal number."""
+    """A decimal number. A file with nothing in it has none; archives so keep what gave an error."""
     if isinstance(text, Missing):
         return text
+    if not text.strip():
+        return Missing("absent", "an empty file")
     try:
         return int(text.strip()[:20])
     except ValueError:

@@ -37,7 +37,7 @@ SERVICES = (
 SYSTEMCTL = ["systemctl", "show", "--property=Id,LoadState,ActiveState,SubState", *SERVICES]
 SYSTEMCTL_TIMEOUT = 3.0
 
-SHM_COMMAND = ["df", "-P", "-k", "/dev/shm"]  # noqa: S108: looked at, never written
+SHM_COMMAND = ["df", "-P", "-k", "/dev/shm"]  # noqa: S108  (looked at, never written)
 SHM_TIMEOUT = 2.0
 """The size of a tmpfs is in no file but the table of mounts, which names much more than it."""
 
@@ -226,8 +226,8 @@ def _may_lock(text: Fact[str]) -> Fact[bool]:
 
 
 def _shm(host: Host, container: str | None, cgroup: Fact[str]) -> Fact[int]:
-    """Bytes of /dev/shm in a container; a container with its own cgroup namespace is at ``0::/``."""
-    if container in (None, "slurm") and cgroup != "0::/":
+    """Bytes of /dev/shm in a container; one with a cgroup namespace of its own is at ``0::/``."""
+    if container is None and cgroup != "0::/":
         return Missing("unsupported", "not in a container")
     output = host.run(SHM_COMMAND, SHM_TIMEOUT)
     if isinstance(output, Missing):

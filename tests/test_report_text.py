@@ -570,7 +570,7 @@ def test_probes_in_one_line_when_all_is_well() -> None:
     found = recorded("hgx-h100")
     names = " ".join(probe.name for probe in found.probes if probe.status == "ok")
     assert f"\nprobes ok  {names}\n" in text(found)
-    assert names.startswith("pci numa cpu rdma net system nvml nvidia_smi")
+    assert names == "pci numa cpu rdma net system kernel_log nvml nvidia_smi"
     assert re.search(r"probes ok  pci \d+ ms numa", text(found, verbose=1))
     probe = ProbeStatus(name="nvml", status="timeout", seconds=9.5, detail="nvmlInit() hung")
     late = topology(

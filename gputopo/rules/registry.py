@@ -35,7 +35,7 @@ FAMILIES = {
     "FLT": "fleet",
 }
 
-_MODULES = ("pci", "nic", "probes")
+_MODULES = ("pci", "numa", "gpu", "nvlink", "nic", "virtual", "probes")
 """The rule files of this package, imported on first use."""
 
 ENTRY_POINTS = "gputopo.rules"
@@ -144,6 +144,9 @@ def check_all(
             continue
         if ignore and entry.code.startswith(tuple(ignore)):
             continue
+        if has_no_gpu(topology) and set(entry.needs) & set(GPU_PROBES):
+            asked += 1  # and answered: there is nothing that it could judge
+            continue
         reason, broken = _lacking(entry, topology)
         if not reason:
             try:
@@ -165,6 +168,15 @@ def check_all(
         )
     findings.sort(key=lambda f: (SEVERITIES.index(f.severity), f.code, f.subjects))
     return Report(findings=findings, skipped=skipped, asked=asked)
+
+
+GPU_PROBES = ("nvml", "nvidia_smi", "kernel_log")
+"""Probes that tell of nothing but NVIDIA GPUs."""
+
+
+def has_no_gpu(topology: Topology) -> bool:
+    """Whether the machine is known to have no NVIDIA GPU: the PCI bus was read and holds none."""
+    return not topology.gpus and not isinstance(topology.facts.pci, Missing)
 
 
 def _lacking(entry: Rule, topology: Topology) -> tuple[str, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -23,12 +24,12 @@ Reason = Literal["near", "down", "slot", "kind", "purchase"]
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """How one GPU reaches the fabric. ``nics`` are its nearest usable fabric HCAs, all ``best``
-    away.
+    """How one GPU reaches the fabric: ``nics`` are its nearest usable HCAs, all ``best`` away.
 
     ``reason`` tells why they are no nearer: nearer ones are ``down``; one of their kind stands in a
-    ``slot`` where it serves no GPU; nearer ones are of another ``kind`` (link layer); or there are
-    none, by ``purchase``. ``instead`` are the HCAs that this is about.
+    ``slot`` where it serves no GPU, or serves one that has more than others; nearer ones are of
+    another ``kind`` (link layer); or there are none, by ``purchase``. ``instead`` are the HCAs that
+    this is about.
     """
 
     gpu: Gpu
@@ -40,6 +41,18 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tier(self) -> Tier:
         return tier(self.best)
+
+
+class Rail(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs that have the same HCAs nearest, and these HCAs."""
+
+    gpus: list[str]
+    nics: list[str]
+
+    @property
+    def share(self) -> float:
+        """GPUs an HCA."""
+        return len(self.gpus) / len(self.nics)
 
 
 def tier(path_class: str) -> Tier:
@@ -72,14 +85,48 @@ def fabric_reach(topology: Topology) -> list[Reach]:
         if best != UNKNOWN:
             nics = [hca for hca, path_class in classes.items() if path_class == best]
             found.append(Reach(gpu=gpu, best=best, nics=nics))
+    idle = [hca for hca in with_role(topology, "compute", "spare") if usable(hca)]
+    misplaced = _misplaced(topology, idle, found)
+    return [
+        reach if reach.tier == "switch" else _explain(topology, reach, misplaced) for reach in found
+    ]
+
+
+def rails_of(reaches: list[Reach]) -> list[Rail]:
+    """GPUs and their nearest HCAs below one switch, joined where they have an HCA in common."""
+    rails: list[Rail] = []
+    for reach in reaches:
+        if reach.tier != "switch":
+            continue
+        joined = [rail for rail in rails if set(rail.nics) & set(reach.nics)]
+        nics = dict.fromkeys([*(nic for rail in joined for nic in rail.nics), *reach.nics])
+        gpus = [*(gpu for rail in joined for gpu in rail.gpus), reach.gpu.id]
+        rails = [*(rail for rail in rails if rail not in joined), Rail(gpus=gpus, nics=list(nics))]
+    return rails
+
+
+def usual_share(rails: list[Rail]) -> float:
+    """GPUs an HCA on most rails."""
+    return Counter(rail.share for rail in rails).most_common(1)[0][0] if rails else 0.0
+
+
+def _misplaced(topology: Topology, hcas: list[Hca], reaches: list[Reach]) -> list[str]:
+    """Fabric HCAs that a GPU without one might have: of a kind that stands below GPUs' switches but
+    not there themselves; else those of a rail that has more of them than is usual."""
+    rails = rails_of(reaches)
     kinds = kinds_of(topology)
-    serving = {nic for reach in found for nic in reach.nics}
-    beside = {kinds[nic] for reach in found if reach.tier == "switch" for nic in reach.nics}
-    idle = [hca.id for hca in up if hca.id not in serving and kinds[hca.id] in beside]
-    return [reach if reach.tier == "switch" else _explain(topology, reach, idle) for reach in found]
+    beside = {kinds[nic] for rail in rails for nic in rail.nics}
+    idle = [
+        hca.id
+        for hca in hcas
+        if kinds[hca.id] in beside
+        and not any(tier(topology.pcie_class(g.id, hca.id)) == "switch" for g in topology.gpus)
+    ]
+    usual = usual_share(rails)
+    return idle or [nic for rail in rails if rail.share < usual for nic in rail.nics]
 
 
-def _explain(topology: Topology, reach: Reach, idle: list[str]) -> Reach:
+def _explain(topology: Topology, reach: Reach, misplaced: list[str]) -> Reach:
     """The same with the reason why nothing is nearer."""
     nearer = [
         hca
@@ -95,8 +142,8 @@ def _explain(topology: Topology, reach: Reach, idle: list[str]) -> Reach:
     other = [hca.id for hca in nearer if roles[hca.id].role == "other" and _layer(hca) != layer]
     if down:
         reason, instead = "down", down
-    elif idle:
-        reason, instead = "slot", idle
+    elif misplaced:
+        reason, instead = "slot", misplaced
     elif other:
         reason, instead = "kind", other
     return msgspec.structs.replace(reach, reason=reason, instead=instead)
