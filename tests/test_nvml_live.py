@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputopo.facts import Missing
@@ -63,6 +63,7 @@ def child(host: LiveHost) -> subprocess.Popen[bytes]:
 
 
 def test_the_machine_answers_every_question_of_the_probe() -> None:
+    """Where this fails, the probe asks something new: add it to standin/machine.py and nvml.c."""
     recorder = Recorder(RecordedHost("two", two_gpus()))
     probed(recorder)
     unanswered = [key for key, value in recorder.answers.nvml.items() if value == NOT_RECORDED]
@@ -79,22 +80,24 @@ def test_a_live_scan_gives_back_the_recorded_answers(driver: Driver) -> None:  #
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.name.split(".")[0])
-def test_a_live_scan_of_a_fixture_is_its_replay(path: Path, driver: Driver) -> None:  # noqa: F811
+def test_a_live_scan_gives_back_a_fixtures_answers(path: Path, driver: Driver) -> None:  # noqa: F811
     data = path.read_bytes()
     replayed = parse(gzip.decompress(data) if path.suffix == ".gz" else data, path.name)
-    recorder = Recorder(replayed)
+    recorder = Recorder(driver(replayed.answers))
     facts = probe(recorder)
-    answers = recorder.answers
-    if answers.nvml.get(("nvmlInit",), NOT_RECORDED) == NOT_RECORDED:
-        pytest.skip("the fixture has no NVML")
-    live = probe(driver(answers))
+    recorded = replayed.answers.nvml
     if isinstance(facts, Missing):
-        assert live == facts
+        assert facts == probe(replayed)
         return
-    assert isinstance(live, NvmlFacts)
-    assert msgspec.to_builtins(live.gpus) == msgspec.to_builtins(facts.gpus)
-    assert live.pairs == facts.pairs
-    assert (live.driver, live.nvml, live.cuda) == (facts.driver, facts.nvml, facts.cuda)
+    assert facts.count == len(facts.gpus) > 0
+    # A fixture may lack a question that the probe has learned since, and of a structure it may
+    # hold the members that count, and no more.
+    for key, got in recorder.answers.nvml.items():
+        value = recorded.get(key, got)
+        if isinstance(value, dict) and isinstance(got, dict):
+            got = {name: got.get(name) for name in value}
+        assert got == value, key
+    assert len(recorder.answers.nvml.keys() & recorded.keys()) > 30 * facts.count
 
 
 # Errors
@@ -501,6 +504,7 @@ def mangled(value: Any) -> st.SearchStrategy[Any]:
     return VALUES
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(sorted(WHOLE, key=repr)).flatmap(
