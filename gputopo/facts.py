@@ -33,7 +33,7 @@ class Missing(msgspec.Struct, frozen=True):
         return f"{self.reason}: {self.detail}" if self.detail else self.reason
 
 
-Fact = Union[T, Missing]
+Fact = Union[T, Missing]  # noqa: UP007 (no | with a type variable on 3.10)
 
 ABSENT = Missing("absent")
 

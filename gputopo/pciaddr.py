@@ -9,7 +9,7 @@ _HOST_BRIDGE = re.compile(r"pci([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2})")
 
 
 def normalise(text: str) -> str | None:
-    """``0000:1b:00.0`` for any spelling of a PCI address (``1B:00.0``, NVML's ``00000000:1B:00.0``).
+    """``0000:1b:00.0`` for any spelling of an address (``1B:00.0``, NVML's ``00000000:1B:00.0``).
 
     The kernel's own spelling, which ``lspci -s`` and sysfs take as it is: lower case, a domain of
     four digits that grows only where its value does (``10000:e0:06.0`` behind Intel VMD). None if

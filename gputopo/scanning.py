@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gputopo.facts import Fact, Missing, Problem, ProbeStatus
+from gputopo.facts import Fact, Missing, ProbeStatus, Problem
 from gputopo.host.base import Host
 from gputopo.topology.build import Facts, build
 from gputopo.topology.graph import Topology
@@ -21,7 +21,7 @@ GRACE = 1.0
 
 
 def scan_host(host: Host) -> Topology:
-    """The topology of a host, which stays open. Raises nothing, whatever state the machine is in."""
+    """The topology of a host, which stays open. Raises nothing, whatever the machine's state."""
     found: dict[str, Fact[Any]] = {}
     status: dict[str, ProbeStatus] = {}
     if host.concurrent:

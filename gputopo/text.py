@@ -16,7 +16,7 @@ _UNSAFE = re.compile(
 
 
 def clean(text: str, limit: int = 200) -> str:
-    """``text`` without characters that steer a terminal, on one line, cut to ``limit`` characters."""
+    """``text`` without characters that steer a terminal, on one line, cut to ``limit``."""
     safe = _UNSAFE.sub("\ufffd", text)
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 

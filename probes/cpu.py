@@ -1,4 +1,4 @@
-"""CPUs: packages, cores, hardware threads, L3 groups, what is online and what this process may use."""
+"""CPUs: packages, cores, threads, L3 groups, what is online and what this process may use."""
 
 from __future__ import annotations
 
@@ -162,9 +162,7 @@ def _l3_groups(host: Host, online: set[int]) -> list[str]:
                 if not groups:
                     return []  # no L3 on the first CPU: none on this machine
                 continue
-        shared = cpus(
-            host, f"{place}/{index}/shared_cpu_list", f"{place}/{index}/shared_cpu_map"
-        )
+        shared = cpus(host, f"{place}/{index}/shared_cpu_list", f"{place}/{index}/shared_cpu_map")
         if isinstance(shared, str) and cpu in parse(shared):
             members = set(parse(shared)) & online
             placed |= members

@@ -14,7 +14,7 @@ NVME = "/sys/class/nvme"
 
 
 class NetDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One interface of a PCI function. ``speed_mbps`` is Mb/s; it is missing while the link is down."""
+    """One interface of a PCI function. ``speed_mbps`` is Mb/s, missing while the link is down."""
 
     name: str
     pci: str

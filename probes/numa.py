@@ -17,7 +17,7 @@ NUMACTL_TIMEOUT = 5.0
 
 
 class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. ``cpus`` is empty for memory of a GPU, CXL memory, or a node without memory's CPUs."""
+    """One node. ``cpus`` is empty where it is memory alone: a GPU's, CXL, Optane."""
 
     index: int
     cpus: Fact[str]

@@ -38,8 +38,12 @@ def probe(host: Host) -> Fact[SmiMatrix]:
     if isinstance(output, Missing):
         return output
     if output.exit != 0:
-        said = [line.strip() for line in (output.stdout + output.stderr).splitlines() if line.strip()]
-        return Missing("failed", f"exit code {output.exit}: {said[-1][:160] if said else 'no text'}")
+        said = [
+            line.strip() for line in (output.stdout + output.stderr).splitlines() if line.strip()
+        ]
+        return Missing(
+            "failed", f"exit code {output.exit}: {said[-1][:160] if said else 'no text'}"
+        )
     return parse(output.stdout)
 
 
@@ -64,7 +68,10 @@ def parse(text: str) -> Fact[SmiMatrix]:
             continue
         classes = cells[: len(devices)]
         if not all(_CLASS.fullmatch(cell) for cell in classes):
-            return Missing("unparsed", f"row {label}: {next(c for c in classes if not _CLASS.fullmatch(c))[:20]!r} is no path class")
+            return Missing(
+                "unparsed",
+                f"row {label}: {next(c for c in classes if not _CLASS.fullmatch(c))[:20]!r} is no path class",
+            )
         matrix.rows[label] = {
             device: "SYS" if cell == "SOC" else cell for device, cell in zip(devices, classes)
         }

@@ -1,8 +1,8 @@
 """PCI: the tree of functions, their links at both ends, and who drives them, from sysfs.
 
 The place of a function in the tree is its path below /sys/devices: each component that is a PCI
-address is a bridge above it, ``pciDDDD:BB`` is its root complex. ``max_link_*`` is what that end can
-do, not what the slot allows; the other end of a link is the port above.
+address is a bridge above it, ``pciDDDD:BB`` is its root complex. ``max_link_*`` is what that end
+can do, not what the slot allows; the other end of a link is the port above.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ def _function(host: Host, name: str, iommu_types: dict[str, Fact[str]]) -> PciFu
             vendor=vendor,
             device=device,
             numa_node=numa_node,
-            local_cpus=cpus(host, f"{place}/local_cpulist", f"{place}/local_cpus") if isinstance(numa_node, Missing) else ABSENT,
+            local_cpus=cpus(host, f"{place}/local_cpulist", f"{place}/local_cpus")
+            if isinstance(numa_node, Missing)
+            else ABSENT,
         )
     physical = host.read_link(f"{place}/physfn") if base >> 8 in (0x02, 0x03, 0x12) else ABSENT
     group = base_name(host.read_link(f"{place}/iommu_group"))

@@ -1,4 +1,4 @@
-"""The system around the hardware: kernel, firmware, virtualisation, limits, drivers and services."""
+"""The system around the hardware: kernel, firmware, virtualisation, limits, drivers, services."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _modules(host: Host) -> dict[str, str]:
 
 
 def _hypervisor(host: Host) -> Fact[str]:
-    """What virtualises this machine, if the firmware names it (the CPU flag is in the cpu probe)."""
+    """What virtualises this machine, if the firmware names it (the CPU flag is the cpu probe's)."""
     kind = _line(host, "/sys/hypervisor/type")
     if isinstance(kind, str):
         return kind
@@ -248,9 +248,9 @@ def _services(host: Host) -> Fact[dict[str, str]]:
         return Missing("failed", f"exit code {output.exit}: {said[0][:120] if said else ''}")
     found: dict[str, str] = {}
     for block in output.stdout.split("\n\n"):
-        unit = dict(
-            (key, value) for key, _, value in (line.partition("=") for line in block.splitlines())
-        )
+        unit = {
+            key: value for key, _, value in (line.partition("=") for line in block.splitlines())
+        }
         if unit.get("Id") in SERVICES:
             known = unit.get("LoadState") not in ("not-found", None)
             found[unit["Id"]] = unit.get("ActiveState", "unknown") if known else "not-found"

@@ -47,7 +47,9 @@ def test_what_is_learned_is_worth_having() -> None:
     assert (promise.hca_distance, promise.own_hca, promise.hca_rate_gbps) == ("PIX", True, 400.0)
 
 
-@pytest.mark.parametrize("profile", ["dgx-1-v100", "dgx-a100", "hgx-h100", "hgx-b200", "gb200-tray"])
+@pytest.mark.parametrize(
+    "profile", ["dgx-1-v100", "dgx-a100", "hgx-h100", "hgx-b200", "gb200-tray"]
+)
 def test_profiles_fit_their_machines(profile: str) -> None:
     code, text = run("check", "--from", f"fixture:{profile}", "--expect", f"profile:{profile}")
     assert code == 0, text
@@ -60,7 +62,9 @@ def test_a_narrow_link_and_a_dead_nvlink_break_the_profile() -> None:
         nvml={("nvmlDeviceGetNvLinkState", 3, 7): 0},
     )
     promise = load(Path("gputopo/expect/profiles/hgx-h100.toml").read_bytes(), "profile")
-    lines = [(line.promise, line.subject, line.seen) for line in check(promise, broken) if not line.kept]
+    lines = [
+        (line.promise, line.subject, line.seen) for line in check(promise, broken) if not line.kept
+    ]
     assert ("gpu_pcie_width", "gpu0", "8") in lines
     assert ("nvlinks", "gpu3", "17") in lines
     assert ("gpu_paths", "gpu0 to gpu3", "NV17") in lines

@@ -1,4 +1,4 @@
-"""Path classes from the PCI tree against what ``nvidia-smi topo -m`` prints for the same machine."""
+"""Path classes from the PCI tree against what ``nvidia-smi topo -m`` prints for the machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_equals_the_recorded_topo_m(name: str) -> None:
     if not topology.gpus:
         pytest.skip(f"{name} has no GPU, hence no nvidia-smi")
     assert not isinstance(smi, Missing), smi
-    printed = {(row, column): cell for row, cells in smi.rows.items() for column, cell in cells.items()}
+    printed = {
+        (row, column): cell for row, cells in smi.rows.items() for column, cell in cells.items()
+    }
     assert classes(topology) == printed
     assert topology.disagreements == []
 

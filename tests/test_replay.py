@@ -1,4 +1,4 @@
-"""A recording replays to the very output of the run that made it: on this machine, and on others."""
+"""A recording replays to the very output of the run that made it: on this machine and others."""
 
 from __future__ import annotations
 

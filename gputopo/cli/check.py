@@ -114,7 +114,9 @@ def read_promise(name: str) -> bytes:
         wanted = name.removeprefix("profile:")
         entry = files("gputopo") / "expect" / "profiles" / f"{wanted}.toml"
         if "/" in wanted or not entry.is_file():
-            raise GputopoError(f"no profile is called {wanted!r}; there are: {', '.join(profiles())}")
+            raise GputopoError(
+                f"no profile is called {wanted!r}; there are: {', '.join(profiles())}"
+            )
         return entry.read_bytes()
     try:
         status = os.stat(name)

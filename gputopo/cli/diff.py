@@ -16,7 +16,7 @@ from gputopo.cli.options import output_option, timeout_option, write
 def command(a: str, b: str | None, style: str, output: str | None, timeout: float) -> int:
     """Show in what two machines differ in shape; without B, A is compared with this machine.
 
-    A and B are what `scan --from` takes. Bus numbers, device names and serials do not count: models,
+    A and B are what `scan --from` takes. Bus numbers, names and serials do not count: models,
     NUMA nodes, links, switches, NVLinks, ports and versions do. Exits with 1 if they differ.
     """
     from gputopo import scan

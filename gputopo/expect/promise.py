@@ -14,9 +14,9 @@ import msgspec
 
 from gputopo.errors import GputopoError
 from gputopo.expect.shape import UNKNOWN, link
+from gputopo.text import clean
 from gputopo.topology.graph import Topology
 from gputopo.topology.paths import rank
-from gputopo.text import clean
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,6 +127,11 @@ def _matches(expected: str, seen: str) -> bool:
     return fnmatch.fnmatchcase(seen, expected)
 
 
+def _within(expected: str, seen: str) -> bool:
+    """Whether a path class is as near as promised; a sentence instead of a class is not."""
+    return " " not in seen and rank(seen) <= rank(expected)
+
+
 def _gpus(promise: Promise, topology: Topology) -> Iterator[Kept]:
     for number, gpu in enumerate(topology.gpus):
         width = gpu.pcie.width if gpu.pcie else None
@@ -175,7 +180,7 @@ def _nearest(promise: Promise, topology: Topology) -> Iterator[Kept]:
             "hca_distance",
             promise.hca_distance,
             "no HCA is ACTIVE" if distance is None else None if distance == "?" else distance,
-            lambda expected, seen: seen in classes.values() and rank(seen) <= rank(expected),
+            _within,
             gpu.id,
         )
         if best is None:
@@ -186,9 +191,7 @@ def _nearest(promise: Promise, topology: Topology) -> Iterator[Kept]:
         yield from _one(
             "hca_rate_gbps", promise.hca_rate_gbps, port.rate_gbps, lambda e, s: s >= e, subject
         )
-        yield from _one(
-            "hca_link_layer", promise.hca_link_layer, port.link_layer, _equal, subject
-        )
+        yield from _one("hca_link_layer", promise.hca_link_layer, port.link_layer, _equal, subject)
         yield from _one("hca_firmware", promise.hca_firmware, hca.firmware, _matches, subject)
         if promise.own_hca:
             sharer = taken.get(best)
@@ -203,14 +206,16 @@ def _nearest(promise: Promise, topology: Topology) -> Iterator[Kept]:
 
 
 def learn(topology: Topology) -> Promise:
-    """The promise that this machine keeps: what is unknown or differs among siblings is left out."""
+    """The promise that this machine keeps: what is unknown or not the same for all is out."""
     gpus = topology.gpus
     host = topology.host
-    paths = {
-        topology.path_class(a.id, b.id) for i, a in enumerate(gpus) for b in gpus[i + 1 :]
-    }
+    paths = {topology.path_class(a.id, b.id) for i, a in enumerate(gpus) for b in gpus[i + 1 :]}
     empty = Promise(
-        hca_distance="SYS", hca_rate_gbps=0, hca_link_layer="InfiniBand", hca_firmware="*", own_hca=True
+        hca_distance="SYS",
+        hca_rate_gbps=0,
+        hca_link_layer="InfiniBand",
+        hca_firmware="*",
+        own_hca=True,
     )
     seen: dict[str, list[Kept]] = {}
     for line in _nearest(empty, topology):
@@ -222,7 +227,9 @@ def learn(topology: Topology) -> Promise:
 
     distances = [line.seen for line in seen.get("hca_distance", [])]
     rates = [line.seen for line in seen.get("hca_rate_gbps", [])]
-    known_distances = distances and all(d in ("PIX", "PXB", "PHB", "NODE", "SYS") for d in distances)
+    known_distances = distances and all(
+        d in ("PIX", "PXB", "PHB", "NODE", "SYS") for d in distances
+    )
     layer = common("hca_link_layer")
     return Promise(
         title=f"learned from {host.product or 'a machine'}",

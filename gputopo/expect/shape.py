@@ -1,8 +1,8 @@
 """The shape of a machine: what stays when buses are renumbered and devices renamed.
 
 A shape is a flat table from a subject and a field to a value in words, so that two shapes are
-compared line by line. GPUs are matched by index, HCAs and NVMe drives by their order; PCI addresses,
-serials and host names are no part of it. What is unknown is ``unknown``, and differs from a value.
+compared line by line. GPUs are matched by index, HCAs by their order; PCI addresses, serials and
+host names are no part of it. What is unknown is ``unknown``, and differs from a value.
 """
 
 from __future__ import annotations
@@ -66,7 +66,12 @@ def _lines(topology: Topology) -> Iterator[tuple[str, str, str]]:
         memory = node.memory_bytes
         # The kernel's own needs make the last gigabyte differ from boot to boot.
         yield f"numa{node.index}", "memory", f"{round(memory / 2**30)} GiB" if memory else UNKNOWN
-    for kind, name in ((Gpu, "GPUs"), (NvSwitch, "NVSwitches"), (Nvme, "NVMe drives"), (Nic, "NICs")):
+    for kind, name in (
+        (Gpu, "GPUs"),
+        (NvSwitch, "NVSwitches"),
+        (Nvme, "NVMe drives"),
+        (Nic, "NICs"),
+    ):
         yield "machine", name, str(sum(1 for _ in topology.of(kind)))
     yield "machine", "HCAs", str(len(topology.physical_hcas))
     for tree, count in sorted(Counter(_trees(topology)).items()):

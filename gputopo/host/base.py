@@ -10,7 +10,7 @@ import msgspec
 from gputopo.facts import Fact
 
 FILE_LIMIT = 1 << 20
-"""Bytes read of one file. The largest that a probe asks for is /proc/cpuinfo (about 1.5 KB a CPU)."""
+"""Bytes read of one file. The largest that is asked for is /proc/cpuinfo (about 1.5 KB a CPU)."""
 
 OUTPUT_LIMIT = 4 << 20
 """Bytes kept of one command's output."""
@@ -85,7 +85,11 @@ def printable(name: str) -> str:
 
     The system hands such bytes on as lone surrogates, which no JSON can hold.
     """
-    return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return (
+        name
+        if name.isascii()
+        else name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    )
 
 
 def decode(data: bytes) -> str:

@@ -32,7 +32,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What it costs, in words, and how that was derived. ``gbytes_per_s`` is what is lost, one way."""
+    """What it costs in words, and how that was derived. ``gbytes_per_s`` is the loss, one way."""
 
     text: str
     derivation: str

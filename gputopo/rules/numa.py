@@ -29,8 +29,9 @@ UNEVEN = 0.10
 """Share of the largest node's memory that another may lack. Firmware and the kernel keep back less
 than one percent of a node on the machines seen; a missing DIMM of eight or twelve is 8 to 12 %."""
 
-BALANCING_TIERS = 2
-"""numa_balancing that only moves pages between tiers of memory (Linux, sysctl/kernel)."""
+BALANCING_NODES = 1
+"""The bit of numa_balancing that moves pages between nodes. Without it (2 alone) pages only move
+between tiers of memory, and those near CPUs stay mapped (Linux, sysctl/kernel; mm/mprotect.c)."""
 
 ADAPTIVE_DRIVERS = ("intel_pstate", "amd-pstate-epp")
 """Drivers whose governor called powersave lets the hardware choose the clock by the load."""
@@ -357,8 +358,8 @@ def _memory_elsewhere(gpus: list[Gpu], nodes: str, severity: Severity) -> Verdic
         The kernel takes pages away from their mapping to see who touches them and moves them
         between nodes. Processes stall on the faults, with GPU jobs for tens of milliseconds at a
         time, and pinned buffers gain nothing. Jobs that are bound to their node need none of it.
-        Mode 2 only moves pages between tiers of memory, which is meant on machines that have memory
-        without CPUs (Grace, CXL).
+        Mode 2 moves pages between tiers of memory alone (Grace, CXL), and leaves those beside CPUs
+        where they are.
     """,
     verify="cat /proc/sys/kernel/numa_balancing",
     mend="sysctl kernel.numa_balancing=0, and the same line in a file in /etc/sysctl.d.",
@@ -379,8 +380,7 @@ def numa_balancing_on(topology: Topology) -> Iterator[Verdict]:
         if mode.reason == "absent":  # a kernel without it
             return
         raise Skip(f"/proc/sys/kernel/numa_balancing: {mode}")
-    tiers = any(node.role in ("gpu-memory", "memory") for node in topology.numa_nodes)
-    if mode == 0 or (mode == BALANCING_TIERS and tiers):
+    if not mode & BALANCING_NODES:
         return
     yield Verdict(
         subjects=["machine"],

@@ -70,7 +70,7 @@ def rule(
     mend: str,
     sources: tuple[str, ...],
 ) -> Callable[[Check], Check]:
-    """Registers the decorated function. Raises ValueError for a code or name that is taken or wrong."""
+    """Registers the decorated function. Raises ValueError for a code or name taken or wrong."""
 
     def register(check: Check) -> Check:
         if not re.fullmatch(r"[A-Z]{3}\d{3}", code) or code[:3] not in FAMILIES:

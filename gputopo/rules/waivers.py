@@ -1,10 +1,10 @@
-"""Waivers: what a site has decided to live with, in a TOML file, each with a reason and a last day::
+"""Waivers: what a site has decided to live with, each with a reason and a last day, in TOML::
 
-    [[waiver]]
-    code = "NIC505"
-    subject = "gpu*"
-    reason = "one HCA by purchase"
-    expires = 2027-03-31
+[[waiver]]
+code = "NIC505"
+subject = "gpu*"
+reason = "one HCA by purchase"
+expires = 2027-03-31
 """
 
 from __future__ import annotations

@@ -17,18 +17,18 @@ def compare_numactl(topology: Topology) -> list[Disagreement]:
         return found
     for node in numa.nodes:
         other = numa.numactl.get(node.index)
-        if other is not None and other.cpus is not None and isinstance(node.cpus, str):
-            if other.cpus != node.cpus:
-                found.append(
-                    Disagreement(
-                        subjects=[f"numa{node.index}"],
-                        fact="cpus",
-                        kept=node.cpus,
-                        kept_source=f"{NODES}/node{node.index}/cpulist",
-                        other=other.cpus,
-                        other_source="numactl --hardware",
-                    )
+        theirs = other.cpus if other is not None else None
+        if theirs is not None and isinstance(node.cpus, str) and theirs != node.cpus:
+            found.append(
+                Disagreement(
+                    subjects=[f"numa{node.index}"],
+                    fact="cpus",
+                    kept=node.cpus,
+                    kept_source=f"{NODES}/node{node.index}/cpulist",
+                    other=theirs,
+                    other_source="numactl --hardware",
                 )
+            )
     return found
 
 

@@ -55,7 +55,7 @@ class Draft:
 
 
 def online_nodes(facts: Facts) -> list[NumaNode]:
-    """The kernel's NUMA nodes with their online CPUs; of a kernel without NUMA, one node with all."""
+    """The kernel's NUMA nodes with their online CPUs; without NUMA in the kernel, one with all."""
     numa, cpu, system = known(facts.numa), known(facts.cpu), known(facts.system)
     if numa is not None and numa.nodes:
         online = parse(cpu.online) if cpu else None

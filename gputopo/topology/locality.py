@@ -1,6 +1,6 @@
 """Which NUMA node a PCI device is attached to, by a chain of sources with the winner kept.
 
-sysfs ``numa_node`` first, then NVML's memory affinity, then ``local_cpulist``, then the bridges above.
+sysfs ``numa_node`` first, then NVML's memory affinity, ``local_cpulist``, and the bridges above.
 -1 means that the firmware did not say: it is unknown, not node 0. Nodes without CPUs (the memory of
 Grace and POWER9 GPUs) are never where a device is attached.
 """
@@ -55,7 +55,7 @@ class Locality:
         return Place(winner[0], winner[1], None, tuple(s for s in said[1:] if s[0] != winner[0]))
 
     def _of_cpus(self, cpus: Fact[str]) -> int | None:
-        """The one node that holds all these CPUs; None where they span nodes or there is but one."""
+        """The one node that holds all these CPUs; None if they span nodes or there is but one."""
         if isinstance(cpus, Missing) or not cpus or len(self._nodes) < 2:
             return None
         try:

@@ -6,7 +6,7 @@ where a value was read when more than one place could have told it.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -93,7 +93,7 @@ class PciBridge(Device, frozen=True, kw_only=True, tag="pci-bridge"):
 
 
 class PciDevice(Device, frozen=True, kw_only=True, tag="pci-device"):
-    """A function that is nothing of the kinds below: storage, chipset, display, network without driver."""
+    """A function that is nothing of the kinds below: storage, chipset, display."""
 
     class_code: int
     vendor: int | None
@@ -215,9 +215,19 @@ class Nvme(Device, frozen=True, kw_only=True, tag="nvme"):
     pcie: Pcie | None = None
 
 
-AnyNode = Union[
-    Machine, Package, Numa, HostBridge, PciBridge, PciDevice, Gpu, NvSwitch, Hca, Nic, Nvme
-]
+AnyNode = (
+    Machine
+    | Package
+    | Numa
+    | HostBridge
+    | PciBridge
+    | PciDevice
+    | Gpu
+    | NvSwitch
+    | Hca
+    | Nic
+    | Nvme
+)
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

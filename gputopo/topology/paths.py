@@ -1,8 +1,8 @@
 """Path classes and bandwidths between devices, computed from the PCI tree and the NVLink graph.
 
-Classes are those that ``nvidia-smi topo -m`` prints (its legend is in :data:`LEGEND`). One bridge in
-its sense is a whole PCIe switch: the upstream port and the downstream ports that lead to two devices
-are one hop, PIX; a second switch in series makes PXB; the root complex in between makes PHB.
+Classes are those that ``nvidia-smi topo -m`` prints (its legend is in :data:`LEGEND`). One bridge
+in its sense is a whole PCIe switch: the upstream port and the downstream ports that lead to two
+devices are one hop, PIX; a second switch in series makes PXB; the root complex in between, PHB.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def rank(path_class: str) -> int:
 class Path(msgspec.Struct, frozen=True, kw_only=True):
     """A path between two devices. ``via`` lists the ids in between, from ``a`` to ``b``.
 
-    ``gbytes_per_s`` is the theoretical figure of its narrowest link, ``narrowest`` that link's lower
-    end; None where a link on the way has no known figure (between sockets, between host bridges).
+    ``gbytes_per_s`` is the theoretical figure of its narrowest link, ``narrowest`` the lower end of
+    that link; None where a link on the way has no known figure (between sockets and host bridges).
     """
 
     a: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputopo.cpulist import parse
-from gputopo.facts import Missing, known
+from gputopo.facts import known
 from gputopo.probes.numa import NumaFacts
 from gputopo.topology import model
 from gputopo.topology.draft import Draft, Found
