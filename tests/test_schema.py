@@ -17,6 +17,17 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from gputopo import scan
+from gputopo.expect.document import (
+    CHECK_SCHEMA,
+    DIFF_SCHEMA,
+    CheckDocument,
+    DiffDocument,
+    check_document,
+    diff_document,
+)
+from gputopo.expect.promise import check as check_promise
+from gputopo.expect.promise import learn
+from gputopo.expect.shape import differences, shape
 from gputopo.facts import Missing
 from gputopo.host.source import list_fixtures
 from gputopo.host.tree import Link
@@ -27,7 +38,12 @@ from gputopo.rules.finding import Report, Waived, Waiver
 from gputopo.topology.graph import Topology
 from tests.rules.twin import twin
 
-SHIPPED = files("gputopo") / "schemas" / "scan.json"
+SHIPPED = Path(str(files("gputopo"))) / "schemas" / "scan.json"
+DOCUMENTS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "scan": (ScanDocument, SCAN_SCHEMA),
+    "diff": (DiffDocument, DIFF_SCHEMA),
+    "check": (CheckDocument, CHECK_SCHEMA),
+}
 FIXTURES = [fixture.name for fixture in list_fixtures()]
 
 
@@ -172,6 +188,31 @@ def test_a_name_that_is_no_text_does_not_stop_the_output() -> None:
     assert "ml\ufffd0" in {node["id"] for node in document["nodes"]}
 
 
+def test_each_shipped_schema_is_what_its_structures_say() -> None:
+    shipped = {entry.name: json.loads(entry.read_bytes()) for entry in SHIPPED.parent.iterdir()}
+    made = {
+        f"{name}.json": json.loads(encode_schema(schema_of(document, title)))
+        for name, (document, title) in DOCUMENTS.items()
+    }
+    assert shipped == made, "run: python -m tests.test_schema"
+
+
+def test_diff_and_check_write_what_their_schemas_say() -> None:
+    good, bad = scan("fixture:hgx-h100"), faulty()
+    found = differences(shape(good), shape(bad))
+    promise = learn(good)
+    lines = check_promise(promise, bad)
+    assert found
+    assert {line.kept for line in lines} >= {True, False}
+    for name, document in (
+        ("diff", diff_document(good, bad, found)),
+        ("check", check_document(bad, promise, lines)),
+    ):
+        schema = json.loads((SHIPPED.parent / f"{name}.json").read_bytes())
+        Draft202012Validator(closed(schema)).validate(json.loads(encode(document)))
+
+
 if __name__ == "__main__":
-    place = Path(__file__).resolve().parents[1] / "gputopo" / "schemas" / "scan.json"
-    place.write_bytes(encode_schema(schema_of(ScanDocument, SCAN_SCHEMA)))
+    place = Path(__file__).resolve().parents[1] / "gputopo" / "schemas"
+    for name, (document, title) in DOCUMENTS.items():
+        (place / f"{name}.json").write_bytes(encode_schema(schema_of(document, title)))

@@ -55,17 +55,10 @@ def command(
         return 0
     lines = promises.check(wanted, topology)
     if style == "json":
-        from gputopo import __version__
+        from gputopo.expect.document import check_document
         from gputopo.report.json import encode
 
-        document = {
-            "schema": "gputopo.check/1",
-            "version": __version__,
-            "source": {"kind": topology.source_kind, "name": topology.source_name},
-            "promise": wanted.title,
-            "checks": lines,
-        }
-        write(encode(document), output)
+        write(encode(check_document(topology, wanted, lines)), output)
     else:
         write(_text(lines).encode(), output)
     if any(line.kept is False for line in lines):

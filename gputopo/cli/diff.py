@@ -25,17 +25,10 @@ def command(a: str, b: str | None, style: str, output: str | None, timeout: floa
     first, second = scan(a, timeout=timeout), scan(b, timeout=timeout)
     found = differences(shape(first), shape(second))
     if style == "json":
-        from gputopo import __version__
+        from gputopo.expect.document import diff_document
         from gputopo.report.json import encode
 
-        document = {
-            "schema": "gputopo.diff/1",
-            "version": __version__,
-            "a": {"kind": first.source_kind, "name": first.source_name},
-            "b": {"kind": second.source_kind, "name": second.source_name},
-            "differences": found,
-        }
-        write(encode(document), output)
+        write(encode(diff_document(first, second, found)), output)
     else:
         from gputopo.text import clean
 
