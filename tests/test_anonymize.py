@@ -295,7 +295,8 @@ def test_anonymizing_twice_keeps_the_forms() -> None:
 def test_recording_is_read_back() -> None:
     after = anonymize(machine(), KEY)
     data = render(after)
-    assert msgspec.json.decode(data.split(b"\n")[0], type=Header) == after.header
+    header = msgspec.json.decode(data.split(b"\n")[0], type=Header)
+    assert msgspec.structs.replace(header, entries=None) == after.header
     host = parse(data, "x")
     assert host.read_text("/proc/cmdline") == str(after.files["/proc/cmdline"]).rstrip("\n")
     # Read back, config space is text where it happens to be UTF-8: it stays zeroed all the same.

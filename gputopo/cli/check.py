@@ -32,7 +32,7 @@ def command(
     output: str | None,
     timeout: float,
 ) -> int:
-    """Hold a machine to a promise: so many GPUs of this name, NV18 between all, links Gen5 x16 ...
+    """Hold a machine to a promise: so many GPUs of this name, NV18 between all, links that can do Gen5 x16, ...
 
     Exits with 0 if all is kept, with 1 if something is broken, with 3 if nothing is broken but
     something could not be told.

@@ -125,8 +125,16 @@ def prefixes(ctx: click.Context, parameter: click.Parameter, value: tuple[str, .
     import re
 
     codes = [code.strip().upper() for item in value for code in item.split(",") if code.strip()]
+    if not codes:
+        return codes
+    from gputopo.rules.registry import rules
+
+    # A code that no rule has would switch the check off (--only) without a word.
+    names = {rule.name.upper(): rule.code for rule in rules().values()}
+    codes = [names.get(code, code) for code in codes]
     for code in codes:
-        if not re.fullmatch(r"[A-Z]{3}\d{0,3}", code):
+        known = any(rule.startswith(code) for rule in rules())
+        if not re.fullmatch(r"[A-Z]{3}\d{0,3}", code) or not known:
             raise click.BadParameter(f"{code!r} is no rule code", ctx, parameter)
     return codes
 

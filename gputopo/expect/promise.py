@@ -69,9 +69,12 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 def load(data: bytes, name: str) -> Promise:
     """Reads a promise. Raises GputopoError with one line for what is wrong in it."""
     try:
-        return msgspec.toml.decode(data, type=Promise)
+        promise = msgspec.toml.decode(data, type=Promise)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise GputopoError(f"{clean(name)}: {clean(str(error))}") from None
+    if promise == Promise(title=promise.title):
+        raise GputopoError(f"{clean(name)}: promises nothing")
+    return promise
 
 
 def check(promise: Promise, topology: Topology) -> list[Kept]:
@@ -151,10 +154,11 @@ def _pairs(promise: Promise, topology: Topology) -> Iterator[Kept]:
     for i, a in enumerate(topology.gpus):
         for b in topology.gpus[i + 1 :]:
             seen = topology.path_class(a.id, b.id)
+            untold = seen == "?" or topology.nvlink_unknown is not None
             yield from _one(
                 "gpu_paths",
                 promise.gpu_paths,
-                None if seen == "?" else seen,
+                None if untold else seen,
                 _equal,
                 f"{a.id} to {b.id}",
             )
@@ -248,7 +252,11 @@ def learn(topology: Topology) -> Promise:
             else None
         ),
         nvlinks=_same(gpu.nvlink.active if gpu.nvlink else None for gpu in gpus),
-        gpu_paths=paths.pop() if len(paths) == 1 and "?" not in paths else None,
+        gpu_paths=(
+            paths.pop()
+            if len(paths) == 1 and "?" not in paths and topology.nvlink_unknown is None
+            else None
+        ),
         hcas=len(_active(topology)) or None,
         hca_distance=max(distances, key=rank) if known_distances else None,
         hca_rate_gbps=min(map(float, rates)) if rates and UNKNOWN not in rates else None,

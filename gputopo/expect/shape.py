@@ -72,7 +72,10 @@ def _lines(topology: Topology) -> Iterator[tuple[str, str, str]]:
         (Nvme, "NVMe drives"),
         (Nic, "NICs"),
     ):
-        yield "machine", name, str(sum(1 for _ in topology.of(kind)))
+        nodes = list(topology.of(kind))
+        # Of switches that only the GPUs' links show, the number cannot be told.
+        hidden = any(isinstance(node, NvSwitch) and node.pci is None for node in nodes)
+        yield "machine", name, UNKNOWN if hidden else str(len(nodes))
     yield "machine", "HCAs", str(len(topology.physical_hcas))
     for tree, count in sorted(Counter(_trees(topology)).items()):
         yield f"PCI tree {tree}", "count", str(count)

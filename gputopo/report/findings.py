@@ -28,7 +28,9 @@ def write_verdict(page: Page, report: Report) -> None:
     items = [Span(count(numbers[s], s), s) for s in SEVERITIES if numbers[s]]
     if not items:
         broken = any(skip.broken for skip in report.skipped)
-        items = [Span("nothing found", "warning" if broken else "good")]
+        mostly = len(report.skipped) > report.asked
+        word = "mostly unknown: nothing found" if mostly else "nothing found"
+        items = [Span(word, "warning" if broken or mostly else "good")]
     items.append(Span(f"{count(report.asked, 'rule')} asked"))
     if report.skipped:
         items.append(Span(f"{len(report.skipped)} could not be asked"))

@@ -48,6 +48,18 @@ def write_matrix(page: Page, topology: Topology) -> None:
     affinity = _affinity(topology, nodes)
     labels, blocks = _layout(forms, gpus, affinity, page.width)
     page.heading("Matrix", "as nvidia-smi topo -m; computed from the PCI tree and NVLink")
+    if topology.nvlink_unknown:
+        why = cut(topology.nvlink_unknown, 60)
+        page.flow(
+            [Span("  ")],
+            [
+                Span(
+                    f"NVLink is unknown ({why}): between GPUs these are PCIe classes alone",
+                    "warning",
+                )
+            ],
+            separator=" ",
+        )
     for rows, block in blocks:
         _write_block(page, labels, rows, block)
         page.line()

@@ -184,6 +184,10 @@ def _why_no_gpu(topology: Topology) -> list[Span]:
     else:
         functions = count(len(pci.functions), "PCI function")
         found = [Span(f"none: no NVIDIA GPU among {functions}", "bold")]
+        nameless = sum(function.may_be_gpu for function in pci.functions)
+        if nameless:
+            shown = count(nameless, "display function")
+            found = [Span(f"unknown: {shown} of a vendor that cannot be read", "warning")]
         others = Counter(
             device_name(function.vendor, function.device) or UNKNOWN
             for function in pci.functions

@@ -73,6 +73,13 @@ def same_part(gpus: Iterable[Gpu]) -> dict[str, list[Gpu]]:
     return parts
 
 
+def service_state(topology: Topology, unit: str) -> str | None:
+    """What systemd says of a unit: ``active``, ``inactive``, ``failed``, ``not-found``."""
+    system = known(topology.facts.system)
+    services = known(system.services) if system is not None else None
+    return services.get(unit) if services else None
+
+
 def is_virtual(topology: Topology) -> bool:
     """Whether a hypervisor is known to stand between this machine and the hardware."""
     return topology.host.virtualization not in (None, "none")

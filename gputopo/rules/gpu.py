@@ -22,6 +22,7 @@ from gputopo.rules.common import (
     nvml_of,
     plural,
     same_part,
+    service_state,
 )
 from gputopo.rules.finding import Cost, Evidence, Remedy, Severity, Skip, Verdict
 from gputopo.rules.registry import rule
@@ -35,6 +36,20 @@ is rounding; site policies that save energy begin at about 10 %."""
 BOARD_OF_SWITCHES = {4: 8, 6: 8, 12: 16}
 """GPUs on a baseboard by its NVSwitches that are PCI functions: HGX H100/H200 has 4 for 8 GPUs, HGX
 A100 and one board of a DGX-2 have 6 for 8, a whole DGX-2 has 12 for 16."""
+
+SLOWDOWNS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""Clock event reasons that are trouble (nvmlClocksEventReasons); the others are policy or idleness."""
+
+WORKING_STATE = 2
+"""Highest performance state (P0 is fastest) in which a GPU counts as working."""
+
+CONTROLLER_3D = 0x0302
+"""PCI class of a GPU that has no display: nobody leaves it to nouveau, or idle, on purpose."""
 
 FOR_GUESTS = ("vfio-pci", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci", "pci-stub", "pciback",
               "xen-pciback")  # fmt: skip
@@ -79,8 +94,8 @@ def calls(call: str, gpus: Iterable[NvmlGpu]) -> str:
     """,
     verify="nvidia-smi --query-gpu=index,persistence_mode --format=csv",
     mend="""
-        Enable the nvidia-persistenced service, which outlives a driver reload; `nvidia-smi -pm 1`
-        does the same until the next boot.
+        Enable the nvidia-persistenced service, which does it at every boot; `nvidia-smi -pm 1` does
+        it until the next one.
     """,
     sources=(
         "NVIDIA driver persistence (docs.nvidia.com/deploy/driver-persistence)",
@@ -101,12 +116,12 @@ def persistence_off(topology: Topology) -> Iterator[Verdict]:
     ]
     if not off or any(_shows_display(fact) for fact in facts.values()):
         return
-    service = _service(topology, "nvidia-persistenced.service")
+    service = service_state(topology, "nvidia-persistenced.service")
     if service == "activating":
         raise Skip("nvidia-persistenced is starting")
     servers = [gpu for gpu in off if line_of(gpu.name) in ("data-center", "professional")]
     indices = render(facts[gpu.id].index for gpu in off)
-    daemon = service not in (None, "not-found")
+    daemon = service in ("inactive", "failed")
     yield Verdict(
         severity="warning" if servers else "note",
         subjects=[gpu.id for gpu in off],
@@ -154,12 +169,6 @@ def persistence_off(topology: Topology) -> Iterator[Verdict]:
 def _shows_display(gpu: NvmlGpu) -> bool:
     processes = known(gpu.processes)
     return processes is not None and any(process.kind == "graphics" for process in processes)
-
-
-def _service(topology: Topology, unit: str) -> str | None:
-    system = known(topology.facts.system)
-    services = known(system.services) if system is not None else None
-    return services.get(unit) if services else None
 
 
 @rule(
@@ -327,6 +336,8 @@ def _sold_as_boards(gpu: Gpu) -> bool:
 def driver_library_mismatch(topology: Topology) -> Iterator[Verdict]:
     nvml, system = topology.facts.nvml, known(topology.facts.system)
     if isinstance(nvml, Missing) and nvml.detail != "NVML LIB_RM_VERSION_MISMATCH":
+        if not topology.gpus:
+            return
         raise Skip(f"nvml: {nvml}")
     module = known(system.nvidia_driver) if system is not None else None
     if isinstance(nvml, Missing):
@@ -452,7 +463,14 @@ def _by_index(topology: Topology, index: int) -> Gpu | None:
 
 
 def _recovery(gpu: Gpu | None, action: str) -> Remedy:
-    where = gpu.pci if gpu is not None and gpu.pci else "ADDRESS"
+    if gpu is None or gpu.pci is None:
+        # Which one it is, NVML does not say: a reset of the wrong one ends somebody's job.
+        return Remedy(
+            text="Find out which GPU it is by the kernel log, drain the node, and reboot.",
+            commands=["dmesg | grep -iE 'xid|nvrm'", "nvidia-smi -L"],
+            needs="root; a reboot",
+        )
+    where = gpu.pci
     if action in ("node reboot", "system reboot", "bus reset"):
         return Remedy(
             text=f"Drain the node, look at the kernel log for {where}, and reboot.",
@@ -644,8 +662,8 @@ def _programs(topology: Topology, events: list[LogEvent]) -> Verdict:
     rationale="""
         A GPU that is too hot, or whose board or power supply calls for less, lowers its clocks by
         itself. All that waits for it, the other GPUs of a job included, then runs at its pace. Idle
-        clocks, application clocks and the software power cap are no faults, so the reasons count
-        only while the GPU works, and only if they stay over several samples.
+        clocks, application clocks and the software power cap are no faults, and the reasons count
+        only while the GPU works. A scan takes one sample: see whether they stay.
     """,
     verify="nvidia-smi -q -d PERFORMANCE, several times while a job runs",
     mend="""
@@ -658,7 +676,39 @@ def _programs(topology: Topology, events: list[LogEvent]) -> Verdict:
     ),
 )
 def clock_throttled(topology: Topology) -> Iterator[Verdict]:
-    raise Skip("needs two samples under load: gputopo scan --watch")
+    for node_id, gpu in driver_facts(topology).items():
+        reasons, state = known(gpu.clock_reasons), known(gpu.performance_state)
+        processes = known(gpu.processes)
+        if reasons is None or state is None or not processes or state > WORKING_STATE:
+            continue
+        words = [word for bit, word in SLOWDOWNS.items() if reasons & bit]
+        if not words:
+            continue
+        yield Verdict(
+            subjects=[node_id],
+            summary=f"{node_id} lowers its clocks while it works: {', '.join(words)}",
+            evidence=[
+                Evidence(
+                    source=calls("CurrentClocksEventReasons", [gpu]),
+                    seen=f"{reasons:#x}",
+                    expected="none of " + ", ".join(f"{bit:#x}" for bit in SLOWDOWNS),
+                ),
+                Evidence(
+                    source=calls("PerformanceState", [gpu]),
+                    seen=f"P{state}, {count(len(processes), 'process')}",
+                    expected="the same, at full clocks",
+                ),
+            ],
+            confidence="reported",
+            remedy=Remedy(
+                text=(
+                    "See whether it stays over several samples; then look at air flow, power "
+                    "supplies and the GPU's power cable."
+                ),
+                commands=[f"nvidia-smi -i {gpu.index} -q -d PERFORMANCE,TEMPERATURE,POWER"],
+                needs="hands at the machine to mend it",
+            ),
+        )
 
 
 @rule(
@@ -747,9 +797,7 @@ def _capped(
                     else f"nvidia-smi -i {indices} -rac"
                 ],
                 needs="root",
-                undo=f"nvidia-smi -i {indices} -pl {now}"
-                if unit == "W"
-                else f"nvidia-smi -i {indices} -ac MEMORY_MHZ,{now}",
+                undo=f"nvidia-smi -i {indices} -pl {now}" if unit == "W" else "",
             ),
         )
 
@@ -926,7 +974,9 @@ def wrong_driver_bound(topology: Topology) -> Iterator[Verdict]:
         elif driver == "nouveau":
             yield _nouveau(topology, functions, "nvidia" in groups)
         elif not driver:
-            yield _no_driver(topology, functions, installed)
+            served = any(f.base_class == CONTROLLER_3D for f in groups.get("nvidia", []))
+            spare = served and all(f.base_class != CONTROLLER_3D for f in functions)
+            yield _no_driver(topology, functions, installed, spare)
 
 
 def _subjects(topology: Topology, functions: list[PciFunction]) -> list[str]:
@@ -956,8 +1006,7 @@ def _for_guests(topology: Topology, driver: str, functions: list[PciFunction]) -
 
 def _nouveau(topology: Topology, functions: list[PciFunction], beside_nvidia: bool) -> Verdict:
     nodes = _subjects(topology, functions)
-    # A 3D controller (0x0302) has no display: nobody gives it to nouveau on purpose.
-    compute = beside_nvidia or any(f.base_class == 0x0302 for f in functions)
+    compute = beside_nvidia or any(f.base_class == CONTROLLER_3D for f in functions)
     return Verdict(
         severity="error" if compute else "note",
         subjects=nodes,
@@ -977,11 +1026,14 @@ def _nouveau(topology: Topology, functions: list[PciFunction], beside_nvidia: bo
     )
 
 
-def _no_driver(topology: Topology, functions: list[PciFunction], installed: bool) -> Verdict:
+def _no_driver(
+    topology: Topology, functions: list[PciFunction], installed: bool, spare: bool
+) -> Verdict:
+    """``spare``: a card for a display beside GPUs for computing, perhaps too old for the driver."""
     nodes = _subjects(topology, functions)
     addresses = "|".join(function.address for function in functions)
     return Verdict(
-        severity="error" if installed else "warning",
+        severity="error" if installed and not spare else "warning",
         subjects=nodes,
         summary=(
             f"no driver is bound to {listed(nodes)}"

@@ -161,27 +161,37 @@ def _down(
     )
 
 
+def _mlxlink(hca: Hca, options: str = "") -> list[str]:
+    """The vendor's look at a link, for adapters that have one."""
+    return [f"mlxlink -d {hca.pci}{options}"] if hca.vendor == MELLANOX else []
+
+
 def _bring_up(hca: Hca, port: Port) -> Remedy:
-    if port.physical_state == "LinkUp":
+    infiniband = port.link_layer == "InfiniBand"
+    interface = hca.netdevs[0] if hca.netdevs else "INTERFACE"
+    if port.physical_state == "LinkUp" and infiniband:
         return Remedy(
             text=f"The cable is fine; a subnet manager must bring {hca.id} up: see that one runs.",
             commands=["sminfo", f"ibstat {hca.name}"],
             needs="the fabric's administrator",
         )
-    if port.physical_state == "Disabled":
+    if port.physical_state in ("Disabled", "LinkUp"):
         return Remedy(
             text=f"Enable the port of {hca.id} again, if nobody meant it to be off.",
-            commands=[f"ibportstate -C {hca.name} -D 0 {port.port} enable"]
-            if port.link_layer == "InfiniBand"
-            else [f"ip link set dev {hca.netdevs[0] if hca.netdevs else 'INTERFACE'} up"],
+            commands=[
+                f"ibportstate -C {hca.name} -D 0 {port.port} enable"
+                if infiniband
+                else f"ip link set dev {interface} up"
+            ],
             needs="root",
             undo=f"ibportstate -C {hca.name} -D 0 {port.port} disable"
-            if port.link_layer == "InfiniBand"
-            else "",
+            if infiniband
+            else f"ip link set dev {interface} down",
         )
+    where = f" ({hca.pci})" if hca.pci else ""
     return Remedy(
-        text=f"Check cable and transceiver of {hca.id} ({hca.pci}) and the switch port behind it.",
-        commands=[f"ibstat {hca.name}", f"mlxlink -d {hca.pci}"],
+        text=f"Check cable and transceiver of {hca.id}{where} and the switch port behind it.",
+        commands=[f"ibstat {hca.name}", *_mlxlink(hca)],
         needs="hands at the machine",
     )
 
@@ -274,7 +284,7 @@ def _slow(
         ),
         remedy=Remedy(
             text=f"Clean or swap cable and transceiver of {hca.id}; let the link train anew.",
-            commands=[f"mlxlink -d {hca.pci} -p {port.port} -m -c", f"ibstat {hca.name}"],
+            commands=[f"ibstat {hca.name}", *_mlxlink(hca, f" -p {port.port} -m -c")],
             needs="root; hands at the machine",
         ),
     )
@@ -303,9 +313,8 @@ def pcie_caps_nic(topology: Topology) -> Iterator[Verdict]:
         raise Skip("in a virtual machine PCIe links are what the hypervisor tells")
     cards: dict[str, list[Hca]] = {}
     for hca in topology.physical_hcas:
-        if hca.pci is not None and not _told_wire(hca):
-            continue
-        cards.setdefault(card_of(hca), []).append(hca)
+        if any(port.state == ACTIVE and port.rate_gbps for port in hca.ports):
+            cards.setdefault(card_of(hca), []).append(hca)
     shared: list[tuple[list[Hca], float, float]] = []
     for hcas in cards.values():
         link = _link(topology, hcas[0])
@@ -315,16 +324,12 @@ def pcie_caps_nic(topology: Topology) -> Iterator[Verdict]:
         rates = [
             port.rate_gbps or 0.0 for hca in hcas for port in hca.ports if port.state == ACTIVE
         ]
-        if rates and max(rates) > have:
+        if max(rates) > have:
             yield _capped(topology, hcas, link, max(rates), have)
         elif sum(rates) > have:
             shared.append((hcas, sum(rates), have))
     if shared:
         yield _shared(shared)
-
-
-def _told_wire(hca: Hca) -> bool:
-    return any(port.rate_gbps and port.state == ACTIVE for port in hca.ports)
 
 
 def _link(topology: Topology, hca: Hca) -> tuple[float, int] | None:
@@ -335,11 +340,12 @@ def _link(topology: Topology, hca: Hca) -> tuple[float, int] | None:
             break
         if bridge.role == "upstream-port":
             links.append(bridge.pcie)
-    trained = [(p.speed_gts, p.width) for p in links if p is not None and p.speed_gts and p.width]
-    known_links = [
-        (speed, width) for speed, width in trained if speed is not None and width is not None
+    trained = [
+        (link.speed_gts, link.width)
+        for link in links
+        if link is not None and link.speed_gts is not None and link.width is not None
     ]
-    return min(known_links, key=lambda link: gbytes_per_s(*link), default=None)
+    return min(trained, key=lambda link: gbytes_per_s(*link), default=None)
 
 
 def _capped(
@@ -461,7 +467,7 @@ def _shared(cards: list[tuple[list[Hca], float, float]]) -> Verdict:
     ),
 )
 def port_errors_or_flaps(topology: Topology) -> Iterator[Verdict]:
-    raise Skip("needs two samples: gputopo scan --watch")
+    raise Skip("needs two samples, and a scan takes one")
 
 
 @rule(
@@ -575,7 +581,8 @@ def link_layer(topology: Topology, node_id: str) -> str | None:
 def _same_board(topology: Topology, reach: Reach) -> bool:
     """Whether what is nearer could be a fabric port: it is the same board, set otherwise."""
     boards = {hca_of(topology, nic).board_id for nic in reach.nics} - {None}
-    return any(hca_of(topology, nic).board_id in boards for nic in reach.instead)
+    nearer = [hca_of(topology, nic) for nic in reach.instead]
+    return any(hca.board_id in boards and hca.vendor == MELLANOX for hca in nearer)
 
 
 def _instead(topology: Topology, reach: Reach) -> Iterator[Evidence]:

@@ -25,9 +25,9 @@ SHOWN = 16
 LOCAL_DISTANCE = 10
 """Distance of a node to itself; a remote node is farther (ACPI specification, SLIT)."""
 
-UNEVEN = 0.10
+UNEVEN = 0.06
 """Share of the largest node's memory that another may lack. Firmware and the kernel keep back less
-than one percent of a node on the machines seen; a missing DIMM of eight or twelve is 8 to 12 %."""
+than one percent of a node on the machines seen; one DIMM of sixteen missing is 6.25 %."""
 
 BALANCING_NODES = 1
 """The bit of numa_balancing that moves pages between nodes. Without it (2 alone) pages only move
@@ -48,7 +48,7 @@ def _gpus_and_hcas(topology: Topology) -> list[Gpu | Hca]:
     code="NUM201",
     name="numa-node-unknown",
     severity="warning",
-    needs=("pci",),
+    needs=("pci", "numa"),
     rationale="""
         A machine with several NUMA nodes does not say to which one a GPU or HCA belongs (numa_node
         is -1). Whoever reads that as node 0 binds processes to the wrong socket. Other sources may
@@ -103,7 +103,7 @@ def _node_unknown(silent: list[Gpu | Hca]) -> Verdict:
     told = [node for node in silent if node.numa is not None]
     parts: list[str] = []
     if unknown:
-        parts.append(f"no source names a NUMA node for {listed(unknown)}")
+        parts.append(f"no source places {listed(unknown)} on a NUMA node with CPUs")
     if told:
         nodes = sorted({node.numa for node in told if node.numa is not None})
         parts.append(
@@ -143,7 +143,7 @@ def _node_unknown(silent: list[Gpu | Hca]) -> Verdict:
     code="NUM202",
     name="numa-sources-disagree",
     severity="warning",
-    needs=("pci",),
+    needs=("pci", "numa"),
     rationale="""
         Two sources place a device on different NUMA nodes: sysfs (numa_node, local_cpulist), the
         driver's affinity, the affinity columns of nvidia-smi topo -m. Tools that believe different
@@ -230,7 +230,7 @@ def _by_nvidia_smi(topology: Topology) -> Iterator[Disagreement]:
     code="NUM203",
     name="local-cpus-not-allowed",
     severity="error",
-    needs=("cpu",),
+    needs=("cpu", "numa"),
     rationale="""
         This process may use no CPU of the NUMA node that a visible GPU is attached to: a job got
         CPUs of the other socket. All its copies and launches cross between the sockets, and
@@ -353,7 +353,7 @@ def _memory_elsewhere(gpus: list[Gpu], nodes: str, severity: Severity) -> Verdic
     code="NUM204",
     name="numa-balancing-on",
     severity="warning",
-    needs=("system",),
+    needs=("system", "numa"),
     rationale="""
         The kernel takes pages away from their mapping to see who touches them and moves them
         between nodes. Processes stall on the faults, with GPU jobs for tens of milliseconds at a
@@ -409,7 +409,7 @@ def numa_balancing_on(topology: Topology) -> Iterator[Verdict]:
     code="NUM205",
     name="firmware-topology-suspect",
     severity="warning",
-    needs=("cpu",),
+    needs=("cpu", "numa"),
     rationale="""
         The tables of the firmware, or the definition of the virtual machine, contradict themselves:
         nodes that share CPUs, a node with CPUs of two packages, the threads of one core on two

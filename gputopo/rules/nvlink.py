@@ -17,6 +17,7 @@ from gputopo.rules.common import (
     nvml_of,
     plural,
     same_part,
+    service_state,
 )
 from gputopo.rules.finding import Cost, Evidence, Remedy, Severity, Skip, Verdict
 from gputopo.rules.registry import rule
@@ -752,18 +753,12 @@ def _registration(topology: Topology) -> Iterator[Verdict]:
 
 
 def _service_evidence(topology: Topology, unit: str) -> list[Evidence]:
-    state = _service(topology, unit)
+    state = service_state(topology, unit)
     return (
         []
         if state is None
         else [Evidence(source=f"systemctl, {unit}", seen=state, expected="active")]
     )
-
-
-def _service(topology: Topology, unit: str) -> str | None:
-    system = known(topology.facts.system)
-    services = known(system.services) if system is not None else None
-    return services.get(unit) if services else None
 
 
 def _start_manager(topology: Topology) -> Remedy:
@@ -776,6 +771,16 @@ def _start_manager(topology: Topology) -> Remedy:
             commands=["systemctl status nvidia-fabricmanager"],
             needs="the provider",
         )
+    log = "journalctl -u nvidia-fabricmanager -b --no-pager | tail -30"
+    if service_state(topology, FABRIC_MANAGER) == "active":
+        return Remedy(
+            text=(
+                "The fabric manager runs: give it a minute after boot, then read its log; reset "
+                "the GPUs, with no job running, if they stay as they are."
+            ),
+            commands=[log, "nvidia-smi -q | grep -A10 -w Fabric"],
+            needs="root; for a reset (nvidia-smi --gpu-reset) no process on any GPU",
+        )
     driver = topology.host.driver
     return Remedy(
         text=(
@@ -783,8 +788,8 @@ def _start_manager(topology: Topology) -> Remedy:
             "job runs, and reset the GPUs if they stay as they are."
         ),
         commands=[
+            log,
             "systemctl enable --now nvidia-fabricmanager",
-            "journalctl -u nvidia-fabricmanager -b --no-pager | tail -30",
             "nvidia-smi --gpu-reset",
         ],
         needs="root; no process on any GPU",
@@ -848,7 +853,7 @@ def _trouble(gpu: Gpu) -> tuple[Severity, str] | None:
 
 def _manager(topology: Topology) -> Iterator[Verdict]:
     """The service itself, where it belongs here: on bare metal with NVSwitches of its own."""
-    state = _service(topology, FABRIC_MANAGER)
+    state = service_state(topology, FABRIC_MANAGER)
     switches = [switch for switch in topology.of(NvSwitch) if switch.pci is not None]
     if state in (None, "active", "activating", "reloading") or not switches:
         return
@@ -893,7 +898,7 @@ def _imex(topology: Topology) -> Iterator[Verdict]:
         and gpu.fabric.cluster.strip("0-")
         and form_of(gpu.name) == "superchip"
     ]
-    state = _service(topology, IMEX)
+    state = service_state(topology, IMEX)
     system = known(topology.facts.system)
     if not in_rack or state is None or system is None:
         return
@@ -949,7 +954,7 @@ def _imex(topology: Topology) -> Iterator[Verdict]:
     ),
 )
 def nvlink_errors(topology: Topology) -> Iterator[Verdict]:
-    raise Skip("needs two samples: gputopo scan --watch")
+    raise Skip("needs two samples, and a scan takes one")
 
 
 @rule(

@@ -53,7 +53,7 @@ GUEST_DRIVERS = ("vfio-pci", "pci-stub", "pciback", "xen-pciback")
 TRANSLATING = ("DMA", "DMA-FQ")
 """Types of IOMMU group whose devices' addresses are translated (Linux ABI, iommu_groups/type)."""
 
-SAMPLES = "needs two samples: gputopo scan --watch"
+SAMPLES = "needs two samples, and a scan takes one"
 
 SHOWN = 16
 """Devices that a folded finding shows one by one."""
@@ -884,9 +884,11 @@ def _small_window(gpus: list[Gpu], bar1: int, memory: int) -> Verdict:
             derivation="what is registered must fit into the window",
         ),
         remedy=Remedy(
-            text='Turn on "Above 4G decoding" and "Resizable BAR" in the firmware.',
+            text=(
+                'Turn on "Above 4G decoding" and "Resizable BAR" in the firmware (and off again to '
+                "undo it)."
+            ),
             commands=[f"lspci -vv -s {gpu.pci} | grep -E 'Region|BAR 1'" for gpu in gpus[:SHOWN]],
             needs="the firmware's setup, and a reboot",
-            undo="turn the two off again",
         ),
     )

@@ -35,7 +35,7 @@ FAMILIES = {
     "FLT": "fleet",
 }
 
-_MODULES = ("pci", "numa", "gpu", "nvlink", "nic", "virtual", "probes")
+_MODULES = ("pci", "numa", "gpu", "driver", "nvlink", "nic", "virtual", "probes")
 """The rule files of this package, imported on first use."""
 
 ENTRY_POINTS = "gputopo.rules"
@@ -176,7 +176,10 @@ GPU_PROBES = ("nvml", "nvidia_smi", "kernel_log")
 
 def has_no_gpu(topology: Topology) -> bool:
     """Whether the machine is known to have no NVIDIA GPU: the PCI bus was read and holds none."""
-    return not topology.gpus and not isinstance(topology.facts.pci, Missing)
+    pci = topology.facts.pci
+    if topology.gpus or isinstance(pci, Missing):
+        return False
+    return not any(function.may_be_gpu for function in pci.functions)
 
 
 def _lacking(entry: Rule, topology: Topology) -> tuple[str, bool]:

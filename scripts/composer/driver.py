@@ -35,7 +35,6 @@ SINCE = {
     "nvmlDeviceGetNvLinkRemoteDeviceType": 455,
     "nvmlDeviceGetGpuFabricInfoV": 525,
     "nvmlDeviceGetNumaNodeId": 535,
-    "nvmlDeviceGetCurrentClocksEventReasons": 535,
     "nvmlDeviceGetC2cModeInfoV": 535,
     "nvmlDeviceGetPlatformInfo": 570,
     "nvmlDeviceGetAddressingMode": 580,
