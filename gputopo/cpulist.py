@@ -41,8 +41,13 @@ def parse(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
+def is_index(text: str) -> bool:
+    """Whether a text is the number of a CPU or node that could be."""
+    return text.isascii() and text.isdigit() and len(text) <= 6 and int(text) <= MAX_CPU
+
+
 def _index(text: str, whole: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 6 or int(text) > MAX_CPU:
+    if not is_index(text):
         raise ValueError(f"not a CPU list: {whole[:60]!r}")
     return int(text)
 

@@ -20,6 +20,7 @@ def record_scan(host: Host) -> tuple[Topology, Answers]:
         tool=__version__,
         captured_at=host.captured_at,
         kernel=topology.host.kernel or "",
+        text=host.kind == "text",
     )
     return topology, answers
 

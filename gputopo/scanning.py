@@ -16,6 +16,18 @@ from gputopo.topology.graph import Topology
 
 FILE_PROBES = ("pci", "numa", "cpu", "rdma", "net", "system", "kernel_log")
 DRIVER_PROBES = ("nvml", "nvidia_smi")
+
+PRINTED = {
+    "pci": "pci_printed",
+    "numa": "numa",
+    "cpu": "lscpu",
+    "rdma": "ib_tools",
+    "nvml": "smi_printed",
+    "nvidia_smi": "nvidia_smi",
+}
+"""For pasted text, which has no files and no driver: modules whose function ``printed`` makes the
+same facts of what programs print. Of the rest such a source tells nothing."""
+
 GRACE = 1.0
 """Seconds granted to the driver's thread past the budget, to come back from its last time-out."""
 
@@ -57,7 +69,12 @@ def _run(
     for name in names:
         start = time.perf_counter()
         try:
-            fact = importlib.import_module(f"gputopo.probes.{name}").probe(host)
+            if host.kind != "text":
+                fact = importlib.import_module(f"gputopo.probes.{name}").probe(host)
+            elif name in PRINTED:
+                fact = importlib.import_module(f"gputopo.probes.{PRINTED[name]}").printed(host)
+            else:
+                fact = Missing("absent", "not in this source")
         except Exception as error:  # one probe's fault must not cost the others' answers
             fact = Missing("failed", f"{type(error).__name__}: {error}"[:200])
         seconds = round(time.perf_counter() - start, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gputopo.cpulist import parse, render
+from gputopo.cpulist import is_index, parse, render
 from gputopo.facts import ABSENT, Fact, Missing, Problem
 from gputopo.host.base import Host
 from gputopo.probes.read import cpus, integer
@@ -55,7 +55,7 @@ def probe(host: Host) -> Fact[CpuFacts]:
     present = {
         int(name[3:])
         for name in (names if isinstance(names, list) else [])
-        if name.startswith("cpu") and name[3:].isdigit()
+        if name.startswith("cpu") and is_index(name[3:])
     }
     online = _online(host, present)
     problems: list[Problem] = []
@@ -63,6 +63,8 @@ def probe(host: Host) -> Fact[CpuFacts]:
         if isinstance(cpuinfo, Missing):
             return names if isinstance(names, Missing) else cpuinfo
         online = _from_cpuinfo(cpuinfo)
+        if not online:
+            return Missing("unparsed", "no CPU in sysfs and none in /proc/cpuinfo")
         missing = names if isinstance(names, Missing) else Missing("absent")
         problems.append(Problem(CPUS, missing))
     status = host.read_text("/proc/self/status")
@@ -96,7 +98,7 @@ def _from_cpuinfo(text: str) -> set[int]:
     found: set[int] = set()
     for line in text.splitlines():
         key, colon, value = line.partition(":")
-        if colon and key.strip() == "processor" and value.strip().isdigit():
+        if colon and key.strip() == "processor" and is_index(value.strip()):
             found.add(int(value))
     return found
 

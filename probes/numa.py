@@ -6,9 +6,11 @@ import re
 
 import msgspec
 
-from gputopo.cpulist import parse, render
-from gputopo.facts import Fact, Missing, Problem
+from gputopo.cpulist import render
+from gputopo.facts import ABSENT, Fact, Missing, Problem
 from gputopo.host.base import Host
+from gputopo.probes import lscpu
+from gputopo.probes.numactl import CUT, NumactlNode, parse
 from gputopo.probes.read import cpus, integer
 
 NODES = "/sys/devices/system/node"
@@ -25,11 +27,6 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
     distances: Fact[dict[int, int]]
     hugepages: dict[str, int]
     """Pages reserved, by page size as the kernel names it (``2048kB``); only sizes in use."""
-
-
-class NumactlNode(msgspec.Struct, frozen=True, kw_only=True):
-    cpus: str | None = None
-    memory_mib: int | None = None
 
 
 class NumaFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,14 +98,47 @@ def _numactl(host: Host) -> Fact[dict[int, NumactlNode]]:
     if output.exit != 0:
         said = (output.stdout + output.stderr).strip().splitlines()
         return Missing("failed", f"exit code {output.exit}: {said[0][:120] if said else ''}")
-    found: dict[int, NumactlNode] = {}
-    for match in re.finditer(r"^node (\d{1,5}) (cpus|size):([^\n]*)", output.stdout, re.M):
-        index, what, rest = int(match[1]), match[2], match[3].split()
-        node = found.get(index, NumactlNode())
-        if what == "cpus" and all(word.isdigit() for word in rest):
-            listed = render(parse(",".join(rest))) if rest else ""
-            node = NumactlNode(cpus=listed, memory_mib=node.memory_mib)
-        elif what == "size" and rest and rest[0].isdigit():
-            node = NumactlNode(cpus=node.cpus, memory_mib=int(rest[0]))
-        found[index] = node
-    return found or Missing("unparsed", "no node line in the output of numactl --hardware")
+    return parse(output.stdout)
+
+
+def printed(host: Host) -> Fact[NumaFacts]:
+    """The nodes as ``numactl --hardware`` or else ``lscpu`` has them, where there is no sysfs."""
+    told = _numactl(host)
+    if isinstance(told, Missing):
+        return _lscpu(host) or told
+    nodes = [
+        NumaNode(
+            index=index,
+            cpus=node.cpus,
+            memory_bytes=(
+                node.memory_mib if isinstance(node.memory_mib, Missing) else node.memory_mib << 20
+            ),
+            distances=node.distances,
+            hugepages={},
+        )
+        for index, node in told.items()
+    ]
+    problems: list[Problem] = []
+    cut = [node.index for node in nodes if CUT in (node.cpus, node.memory_bytes)]
+    if cut:
+        what = f"node{'s' * (len(cut) > 1)} {render(cut)}: cut off or left out"
+        problems.append(Problem(" ".join(NUMACTL), Missing("unparsed", what)))
+    return NumaFacts(nodes=nodes, numactl=ABSENT, problems=problems)
+
+
+def _lscpu(host: Host) -> NumaFacts | None:
+    output = host.run(lscpu.COMMAND, lscpu.TIMEOUT)
+    told = {} if isinstance(output, Missing) else lscpu.nodes(output.stdout)
+    if not told:
+        return None
+    nodes = [
+        NumaNode(
+            index=index,
+            cpus=cpus,
+            memory_bytes=lscpu.NOT_SHOWN,
+            distances=lscpu.NOT_SHOWN,
+            hugepages={},
+        )
+        for index, cpus in sorted(told.items())
+    ]
+    return NumaFacts(nodes=nodes, numactl=ABSENT, problems=[])

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
-from gputopo.facts import Fact, Missing
+from gputopo.facts import Fact, Missing, Problem
 from gputopo.host.base import Host
+from gputopo.probes.smi_table import Table, tables
 
 COMMAND = ["nvidia-smi", "topo", "-m"]
+
+PCIE_COMMAND = ["nvidia-smi", "topo", "-mp"]
+"""The same without NVLink: its cells tell the PCIe path of every pair. Never run, but pasted."""
+
+UNNAMED_COMMAND = ["nvidia-smi", "topo"]
+"""Stands for one of the two, where a matrix is pasted without the command."""
 
 TIMEOUT = 60.0
 """Seconds; nvidia-smi without persistence mode has been seen to take 112 s on two GPUs. The scan's
 own budget is usually shorter and wins."""
-
-_CLASS = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|C2C|INT")
-_AFFINITY = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 
 class SmiMatrix(msgspec.Struct, frozen=True, kw_only=True):
     """The matrix of ``topo -m``. NIC columns carry device names once the legend is applied.
 
     ``rows`` holds only what was printed: a row may be shorter than the header or missing.
+    ``nvlink`` tells whether NVLinks are among what is shown: not by ``-mp``, and None where neither
+    the command nor the output says which of the two it is.
     """
 
     devices: list[str]
@@ -30,6 +34,17 @@ class SmiMatrix(msgspec.Struct, frozen=True, kw_only=True):
     cpu_affinity: dict[str, str]
     numa_affinity: dict[str, str]
     gpu_numa_id: dict[str, str]
+    nvlink: bool | None = True
+    problems: list[Problem] = []
+
+    @property
+    def command(self) -> str:
+        """The command that prints such a matrix, for a report."""
+        return " ".join(PCIE_COMMAND if self.nvlink is False else COMMAND)
+
+    def cell(self, a: str, b: str) -> str | None:
+        """What was printed for a pair, in whichever of its two rows."""
+        return self.rows.get(a, {}).get(b) or self.rows.get(b, {}).get(a)
 
 
 def probe(host: Host) -> Fact[SmiMatrix]:
@@ -38,70 +53,50 @@ def probe(host: Host) -> Fact[SmiMatrix]:
     if isinstance(output, Missing):
         return output
     if output.exit != 0:
-        said = [
-            line.strip() for line in (output.stdout + output.stderr).splitlines() if line.strip()
-        ]
-        return Missing(
-            "failed", f"exit code {output.exit}: {said[-1][:160] if said else 'no text'}"
-        )
+        said = [line.strip() for line in (output.stdout + output.stderr).splitlines()]
+        last = next((line for line in reversed(said) if line), "no text")
+        return Missing("failed", f"exit code {output.exit}: {last[:160]}")
     return parse(output.stdout)
 
 
-def parse(text: str) -> Fact[SmiMatrix]:
-    """Reads the table as drivers print it: tab-separated, or aligned with two or more blanks."""
-    lines = [re.sub(r"\x1b\[[0-9;]{0,8}m", "", line.rstrip("\r")) for line in text.split("\n")]
-    header = next((i for i, line in enumerate(lines) if re.match(r"\s*GPU0\b", line)), None)
-    if header is None:
+def printed(host: Host) -> Fact[SmiMatrix]:
+    """The matrix that is pasted: that of ``-m``, else what may be one, else that of ``-mp``."""
+    for command, nvlink in ((COMMAND, True), (UNNAMED_COMMAND, None), (PCIE_COMMAND, False)):
+        output = host.run(command, TIMEOUT)
+        if not isinstance(output, Missing):
+            return parse(output.stdout, nvlink)
+    return Missing("absent", "not in this source")
+
+
+def parse(text: str, nvlink: bool | None = True) -> Fact[SmiMatrix]:
+    """The first matrix in a text."""
+    found = [table for table in tables(text) if table.kind != "p2p"]
+    if not found:
         return Missing("unparsed", "no header line with GPU0")
-    columns = [cell for cell in _cells(lines[header]) if cell]
-    devices = [cell for cell in columns if cell not in _AFFINITY]
-    matrix = SmiMatrix(devices=devices, rows={}, cpu_affinity={}, numa_affinity={}, gpu_numa_id={})
-    tails = (matrix.cpu_affinity, matrix.numa_affinity, matrix.gpu_numa_id)
-    names: dict[str, str] = {}
-    for line in lines[header + 1 :]:
-        legend = re.fullmatch(r"\s*(NIC\d{1,3}):\s*(\S{1,64})\s*", line)
-        if legend:
-            names[legend[1]] = legend[2]
-            continue
-        label, *cells = _cells(line) or [""]
-        if label not in devices or label in matrix.rows:
-            continue
-        classes = cells[: len(devices)]
-        if not all(_CLASS.fullmatch(cell) for cell in classes):
-            return Missing(
-                "unparsed",
-                f"row {label}: {next(c for c in classes if not _CLASS.fullmatch(c))[:20]!r} is no path class",
-            )
-        matrix.rows[label] = {
-            device: "SYS" if cell == "SOC" else cell for device, cell in zip(devices, classes)
-        }
-        rest = cells[len(devices) :]
-        if len(rest) > 3:  # the driver pads the NUMA column with one more tab
-            rest = [*rest[:2], *[cell for cell in rest[2:] if cell]]
-        for kept, cell in zip(tails, rest):
-            kept[label] = cell
-    return _renamed(matrix, names)
+    table = next((table for table in found if table.rows), found[0])
+    if not table.rows:
+        return Missing("unparsed", table.problems[0])
+    return matrix_of(table, nvlink)
 
 
-def _cells(line: str) -> list[str]:
-    if "\t" in line:
-        return [cell.strip() for cell in line.split("\t")]
-    return re.split(r"\s{2,}", line.strip())
-
-
-def _renamed(matrix: SmiMatrix, names: dict[str, str]) -> SmiMatrix:
-    """NICn replaced by the device names of the legend."""
+def matrix_of(table: Table, nvlink: bool | None) -> SmiMatrix:
+    """A table with NICn replaced by the device names of the legend."""
 
     def name(device: str) -> str:
-        return names.get(device, device)
+        return table.names.get(device, device)
 
+    shown = any(cell.startswith("NV") for cells in table.rows.values() for cell in cells.values())
     return SmiMatrix(
-        devices=[name(device) for device in matrix.devices],
+        devices=[name(device) for device in table.devices],
         rows={
             name(row): {name(column): cell for column, cell in cells.items()}
-            for row, cells in matrix.rows.items()
+            for row, cells in table.rows.items()
         },
-        cpu_affinity=matrix.cpu_affinity,
-        numa_affinity=matrix.numa_affinity,
-        gpu_numa_id=matrix.gpu_numa_id,
+        cpu_affinity=table.affinity.get("cpus", {}),
+        numa_affinity=table.affinity.get("numa", {}),
+        gpu_numa_id=table.affinity.get("memory", {}),
+        nvlink=True if shown or "NV#" in table.legend else nvlink,
+        problems=[
+            Problem(" ".join(COMMAND), Missing("unparsed", problem)) for problem in table.problems
+        ],
     )

@@ -203,7 +203,7 @@ class NvmlFacts(msgspec.Struct, frozen=True, kw_only=True):
     count: Fact[int]
     gpus: list[NvmlGpu]
     lost: dict[int, Missing]
-    """GPUs that have an index but answer nothing (lost, needs reset), by index."""
+    """GPUs that NVML says are out of use (lost, needs reset) or that hang it, by index."""
     pairs: list[Pair]
     problems: list[Problem]
 
@@ -286,7 +286,8 @@ def probe(host: Host) -> Fact[NvmlFacts]:
     for index in range(min(count, MAX_GPUS) if isinstance(count, int) else 0):
         handle = watched.nvml("nvmlDeviceGetHandleByIndex", index)
         if isinstance(handle, Missing):
-            lost[index] = handle
+            if _is_gone(handle):
+                lost[index] = handle
             problems.append(Problem(f"nvmlDeviceGetHandleByIndex({index})", handle))
             continue
         gpu = _gpu(_Asker(watched, index))
@@ -311,6 +312,13 @@ def probe(host: Host) -> Fact[NvmlFacts]:
         pairs=pairs,
         problems=problems,
     )
+
+
+def _is_gone(missing: Missing) -> bool:
+    """Whether NVML itself says that a GPU is out of use, or hangs at it. A call that is refused,
+    unsupported or not recorded tells nothing of the GPU."""
+    said = missing.reason == "failed" and missing.detail.startswith("NVML ")
+    return said or missing.reason == "timeout"
 
 
 def _trouble(gpu: NvmlGpu) -> Missing | None:
@@ -494,11 +502,18 @@ def _fabric(answer: Fact[dict[str, Any]]) -> Fact[Fabric]:
             status=int(answer["status"]),
             cluster=str(answer["clusterUuid"]),
             clique=int(answer["cliqueId"]),
-            health_mask=answer.get("healthMask"),
-            health_summary=answer.get("healthSummary"),
+            health_mask=_optional(answer.get("healthMask")),
+            health_summary=_optional(answer.get("healthSummary")),
         )
     except (KeyError, TypeError, ValueError) as error:
         return Missing("unparsed", f"fabric information: {error}")
+
+
+def _optional(value: Any) -> int | None:
+    """A number that older drivers lack; TypeError for anything else."""
+    if value is None or type(value) is int:
+        return value
+    raise TypeError(f"a number was expected: {str(value)[:40]!r}")
 
 
 def _processes(ask: _Asker) -> Fact[list[Process]]:

@@ -74,6 +74,8 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     virtual_functions: int = 0
     port_type: Fact[str] = ABSENT
     acs_control: Fact[int] = ABSENT
+    product: str | None = None
+    """Maker and product in the words of whoever listed it; sysfs has only numbers."""
 
     @property
     def base_class(self) -> int:
@@ -90,6 +92,11 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
         return self.vendor == NVIDIA and self.base_class in (0x0300, 0x0302)
 
     @property
+    def may_be_gpu(self) -> bool:
+        """A display or 3D controller whose vendor could not be read."""
+        return self.vendor is None and self.base_class in (0x0300, 0x0302)
+
+    @property
     def is_nvswitch(self) -> bool:
         return self.vendor == NVIDIA and self.base_class == 0x0680
 
@@ -97,6 +104,17 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
 class PciFacts(msgspec.Struct, frozen=True, kw_only=True):
     functions: list[PciFunction]
     problems: list[Problem]
+    whole: bool = True
+    """Whether these are all functions of the machine, so that they can be counted."""
+
+
+def is_wanted(function: PciFunction) -> bool:
+    """Whether a function is of a kind that is looked at closely: devices and what is above them."""
+    return (
+        function.base_class >> 8 in (0x02, 0x03, 0x12)
+        or function.base_class in (CLASS_BRIDGE, CLASS_NVME)
+        or function.is_nvswitch
+    )
 
 
 def probe(host: Host) -> Fact[PciFacts]:

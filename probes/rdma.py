@@ -84,8 +84,10 @@ def probe(host: Host) -> Fact[RdmaFacts]:
     names = host.list_dir(DEVICES)
     if isinstance(names, Missing):
         classes = host.list_dir(DEVICES.rpartition("/")[0])
-        if names.reason != "absent" or isinstance(classes, Missing) or not classes:
+        if names.reason != "absent":
             return names
+        if isinstance(classes, Missing) or not classes:
+            return Missing("absent", "no /sys/class to look in")
         names = []
     devices = [_device(host, name) for name in sorted(names, key=natural)]
     problems = [

@@ -90,6 +90,8 @@ class SystemFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the kernel module is the open one; None without driver."""
     nvidia_gpus: Fact[list[str]]
     """PCI addresses that the NVIDIA kernel module has (/proc/driver/nvidia/gpus)."""
+    rdma_unread: Missing | None = None
+    """Why modules or memory peers that are not named may be there all the same."""
     memory_peers: list[str]
     """RDMA memory peers registered with the OFED stack (nv_mem, nv_mem_nc)."""
     services: Fact[dict[str, str]]
@@ -142,6 +144,7 @@ def probe(host: Host) -> Fact[SystemFacts]:
             if isinstance(host.read_text(f"/sys/kernel/mm/memory_peers/{name}/version"), str)
         ],
         # Without the driver there is nothing that these services could serve.
+        rdma_unread=_rdma_unread(host),
         services=_services(host) if isinstance(driver_text, str) else ABSENT,
         problems=[],
     )
@@ -176,6 +179,15 @@ def _modules(host: Host) -> dict[str, str]:
             version = _line(host, f"/sys/module/{name}/version")
             found[name] = version if isinstance(version, str) else ""
     return found
+
+
+def _rdma_unread(host: Host) -> Missing | None:
+    """Whether the list of modules or a memory peer could not be read; absent ones are known."""
+    peers = [f"/sys/kernel/mm/memory_peers/{name}/version" for name in ("nv_mem", "nv_mem_nc")]
+    for answer in (host.list_dir("/sys/module"), *(host.read_text(peer) for peer in peers)):
+        if isinstance(answer, Missing) and answer != ABSENT:
+            return answer
+    return None
 
 
 def _hypervisor(host: Host) -> Fact[str]:

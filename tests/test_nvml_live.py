@@ -89,6 +89,9 @@ def test_a_live_scan_gives_back_a_fixtures_answers(path: Path, driver: Driver) -
     if isinstance(facts, Missing):
         assert facts == probe(replayed)
         return
+    expected = probe(replayed)
+    if isinstance(expected, Missing) and not expected.detail.startswith("NVML "):
+        pytest.skip("recorded where there was no NVML to ask")
     assert facts.count == len(facts.gpus) > 0
     # A fixture may lack a question that the probe has learned since, and of a structure it may
     # hold the members that count, and no more.
@@ -525,5 +528,6 @@ def test_a_count_that_is_garbage_is_bounded() -> None:
     answers.nvml["nvmlDeviceGetCount",] = 1 << 31
     facts = probed(RecordedHost("mangled", answers))
     assert len(facts.gpus) == 2
-    assert len(facts.gpus) + len(facts.lost) == MAX_GPUS
+    assert facts.lost == {}, "what nobody asked is not lost"
+    assert sum("HandleByIndex" in p.source for p in facts.problems) == MAX_GPUS - 2
     assert facts.problems[0].source == "nvmlDeviceGetCount"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import re
-import time
 from typing import Any
 
 import msgspec
@@ -235,7 +234,7 @@ def same_matrix(found: Topology, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [60, *WIDTHS, 400])
-@pytest.mark.parametrize("name", [name for name in FIXTURES if name != "no-gpu"])
+@pytest.mark.parametrize("name", [n for n in FIXTURES if n not in ("no-gpu", "firecracker-vm")])
 def test_matrix_can_be_read_back(name: str, width: int) -> None:
     same_matrix(recorded(name), width)
 
@@ -436,25 +435,6 @@ def test_virtual_functions_are_one_line() -> None:
     orphans = text(with_nodes(base, *vfs[1:]), CLEAN)
     assert "+125 VFs" in row(orphans, "mlx5_1")
     assert not re.search(r"mlx5_[2-9]", orphans)
-
-
-def test_time_grows_with_the_number_of_functions_and_no_faster() -> None:
-    def seconds(number: int) -> float:
-        base = machine(gpus=2)
-        vfs = [
-            hca(f"v{n}", "0000:01:00.0", f"0000:{n >> 8:02x}:{n >> 3 & 31:02x}.{n & 7}", numa=0,
-                physical_function="0000:99:00.0")
-            for n in range(number)
-        ]  # fmt: skip
-        vfs.append(hca("pf", "0000:01:00.0", "0000:99:00.0", numa=0))
-        found = with_nodes(base, *vfs)
-        start = time.perf_counter()
-        output = text(found, CLEAN)
-        assert len(output.splitlines()) < 40
-        return time.perf_counter() - start
-
-    seconds(100)
-    assert seconds(8000) < 30 * max(seconds(1000), 0.005)
 
 
 def test_empty_and_gpu_memory_nodes() -> None:

@@ -32,7 +32,7 @@ def command(
     output: str | None,
     timeout: float,
 ) -> int:
-    """Hold a machine to a promise: so many GPUs of this name, NV18 between all, links that can do Gen5 x16, ...
+    """Hold a machine to a promise: so many GPUs, NV18 between all, links that can do Gen5 x16 ...
 
     Exits with 0 if all is kept, with 1 if something is broken, with 3 if nothing is broken but
     something could not be told.
@@ -45,7 +45,7 @@ def command(
         return 0
     if learn == (expect is not None):
         raise click.UsageError("one of --expect and --learn is needed")
-    wanted = promises.load(read_promise(expect), expect) if expect else None
+    wanted = promises.load(read_promise(expect), expect) if expect is not None else None
 
     from gputopo import scan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import sys
 from typing import Any
 
@@ -74,6 +75,8 @@ def main(arguments: list[str] | None = None) -> Any:
     """Runs the command line and exits."""
     # A scan makes some 50,000 objects, keeps them, and ends: collecting costs a tenth of its time.
     gc.disable()
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _ended)
     if sys.stdout is None:
         _say("standard output is closed")
         sys.exit(GputopoError.exit_code)
@@ -82,7 +85,9 @@ def main(arguments: list[str] | None = None) -> Any:
     except (click.exceptions.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        ctx = getattr(error, "ctx", None)
+        hint = f" (see {ctx.command_path} --help)" if ctx is not None else ""
+        _say(f"{error.format_message()}{hint}")
         sys.exit(error.exit_code)
     except GputopoError as error:
         _say(str(error))
@@ -101,6 +106,11 @@ def main(arguments: list[str] | None = None) -> Any:
         click.echo(clean_block(traceback.format_exc()), err=True)
         _say("this is a fault of gputopo itself; a recording of the machine helps to mend it")
         sys.exit(BROKEN)
+
+
+def _ended(number: int, frame: object) -> None:
+    """TERM and HUP end the command as an exception does: what it started is ended first."""
+    sys.exit(128 + number)
 
 
 def _say(text: str) -> None:

@@ -96,7 +96,10 @@ def write(data: bytes, output: str | None) -> None:
     target = os.path.realpath(output)
     try:
         if os.path.exists(target) and not os.path.isfile(target):
-            with open(target, "wb") as file:
+            # A pipe that nobody reads is an error at once, not a wait.
+            handle = os.open(target, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(handle, True)
+            with os.fdopen(handle, "wb") as file:
                 _write_all(file, data)
             return
         temporary = f"{target}.{os.getpid()}.tmp"

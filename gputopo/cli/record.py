@@ -32,6 +32,7 @@ def command(source: str | None, output: str, anonymize: bool, timeout: float) ->
     """
     from gputopo.host.source import open_source
     from gputopo.recording import record
+    from gputopo.text import clean
 
     host = open_source(source, budget=timeout)
     try:
@@ -44,6 +45,6 @@ def command(source: str | None, output: str, anonymize: bool, timeout: float) ->
         data = gzip.compress(data, mtime=0)
     write(data, None if output == "-" else output)
     if output != "-":
-        replay = f"replay it with: gputopo scan --from {output}"
-        click.echo(f"{output}: {len(data)} bytes; {replay}", err=True)
+        replay = f"replay it with: gputopo scan --from {clean(output)}"
+        click.echo(f"{clean(output)}: {len(data)} bytes; {replay}", err=True)
     return 0

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gputopo import toml
 from gputopo.errors import GputopoError
 from gputopo.expect.shape import UNKNOWN, link
 from gputopo.text import clean
@@ -56,6 +57,9 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """No two GPUs share their nearest HCA."""
 
 
+DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
+
+
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a promise: ``kept`` is None where it cannot be told."""
 
@@ -68,10 +72,10 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(data: bytes, name: str) -> Promise:
     """Reads a promise. Raises GputopoError with one line for what is wrong in it."""
-    try:
-        promise = msgspec.toml.decode(data, type=Promise)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise GputopoError(f"{clean(name)}: {clean(str(error))}") from None
+    promise = toml.decode(data, Promise, name)
+    near = promise.hca_distance
+    if near is not None and near not in DISTANCES:
+        raise GputopoError(f"{clean(name)}: hca_distance is one of {', '.join(DISTANCES)}")
     if promise == Promise(title=promise.title):
         raise GputopoError(f"{clean(name)}: promises nothing")
     return promise

@@ -32,7 +32,7 @@ class Host(Protocol):
     """
 
     kind: str
-    """``live``, ``recording``, ``root`` or ``archive``."""
+    """``live``, ``recording``, ``root``, ``archive``, or ``text`` for pasted output of programs."""
 
     name: str
     """What the user called it: a path, ``fixture:NAME``, or ``this machine``."""

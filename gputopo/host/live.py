@@ -138,6 +138,9 @@ class LiveHost:
 
     def close(self) -> None:
         self._closed = True
+        # What a thread still waits for when the scan ends (budget, Ctrl-C) must not outlive it.
+        for pid in list(_running):
+            kill_session(pid)
         for worker, lock in (
             (self._reader, self._reader_lock),
             (self._driver, self._driver_lock),
@@ -221,6 +224,10 @@ def find_program(name: str) -> str | None:
     return None
 
 
+_running: set[int] = set()
+"""Sessions of programs that are being waited for, by process id."""
+
+
 def run_program(argv: list[str], timeout: float) -> tuple[Fact[Output], bool]:
     """Runs a program in a session of its own; returns its answer and whether it was left behind.
 
@@ -243,19 +250,23 @@ def run_program(argv: list[str], timeout: float) -> tuple[Fact[Output], bool]:
         )
     except (OSError, ValueError) as error:
         return from_errno(error), False
+    _running.add(process.pid)
     try:
         texts, failure = _collect(process, deadline, timeout)
     except BaseException:
         end_session(process, 0.0)
+        _running.discard(process.pid)
         raise
     finally:
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
     if failure is None:
+        _running.discard(process.pid)
         return Output(process.returncode, texts[0], texts[1]), False
     left_behind = end_session(process, TERM_GRACE)
     kill_session(process.pid)
+    _running.discard(process.pid)
     if left_behind:
         failure = Missing(failure.reason, f"{failure.detail}; {left_behind}")
     return failure, bool(left_behind)

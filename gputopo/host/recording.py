@@ -29,6 +29,7 @@ from gputopo.host.tree import Directory, Entry, Link, TreeHost
 FORMAT = 1
 _REASONS = get_args(Reason)
 NOT_RECORDED = Missing("absent", "not in the recording")
+NOT_PASTED = Missing("absent", "not in this source")
 
 
 class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -40,6 +41,10 @@ class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
     kernel: str = ""
     anonymized: list[str] = []
     note: str = ""
+    text: bool = False
+    """Whether this was pasted text: what programs had printed, and no file of the machine."""
+    entries: int | None = None
+    """Lines after this one: fewer mean that the file was cut."""
 
 
 class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -112,6 +117,8 @@ class RecordedHost(TreeHost):
     def __init__(self, name: str, answers: Answers) -> None:
         super().__init__(name)
         self.answers = answers
+        if answers.header.text:
+            self.kind, self.unknown = "text", NOT_PASTED
         self.captured_at = answers.header.captured_at
         self._files = answers.files
         self._commands = answers.commands
@@ -121,10 +128,10 @@ class RecordedHost(TreeHost):
         return self._files.get(path)
 
     def run(self, argv: Sequence[str], timeout: float) -> Fact[Output]:
-        return self._commands.get(tuple(argv), NOT_RECORDED)
+        return self._commands.get(tuple(argv), self.unknown)
 
     def nvml(self, call: str, *args: Any) -> Fact[Any]:
-        return self._nvml.get(nvml_key(call, args), NOT_RECORDED)
+        return self._nvml.get(nvml_key(call, args), self.unknown)
 
 
 def is_recording(data: bytes) -> bool:
@@ -147,13 +154,42 @@ def parse(data: bytes, name: str) -> RecordedHost:
         raise SourceError(
             f"{name}: recording format {header.format}; this version reads format {FORMAT}"
         )
+    _check_size(rest, name)
     answers = Answers(header, {}, {}, {})
     try:
-        for line in msgspec.json.Decoder(_Line).decode_lines(rest):
+        lines = msgspec.json.Decoder(_Line).decode_lines(rest)
+        for line in lines:
             _keep(line, answers)
     except _WRONG:
         raise SourceError(f"{name}: {_first_fault(rest)}") from None
+    if header.entries is not None and len(lines) < header.entries:
+        raise SourceError(
+            f"{name}: cut short: it holds {len(lines)} of its {header.entries} entries"
+        )
     return RecordedHost(name, answers)
+
+
+LINE_LIMIT = 8 << 20
+"""Bytes of a line: a file of 1 MiB whose every byte is escaped takes 6."""
+
+LINES_LIMIT = 2_000_000
+"""Lines of a recording; the largest machine known makes 20,000, 10,000 SR-IOV functions 400,000."""
+
+
+def _check_size(data: bytes, name: str) -> None:
+    """Refuses what would take gigabytes once it is objects."""
+    if data.count(b"\n") > LINES_LIMIT:
+        raise SourceError(f"{name}: more than {LINES_LIMIT} lines")
+    start, number = 0, 2
+    while len(data) - start > LINE_LIMIT:
+        end = data.find(b"\n", start, start + LINE_LIMIT)
+        if end < 0:
+            raise SourceError(
+                f"{name}: line {number} or one after it has over {LINE_LIMIT >> 20} MiB"
+            )
+        # Jump to the last line end within reach: every line up to there is short enough.
+        start = data.rfind(b"\n", start, start + LINE_LIMIT) + 1
+        number += 1
 
 
 def _keep(line: _Line, answers: Answers) -> None:
@@ -245,7 +281,8 @@ def _nvml_value(line: _Line) -> Fact[Any]:
 def render(answers: Answers) -> bytes:
     """The recording's text: header first, then entries sorted by their own text."""
     lines = sorted(_encode(line) for line in _lines(answers))
-    return b"\n".join([_encode(answers.header), *lines, b""])
+    header = msgspec.structs.replace(answers.header, entries=len(lines))
+    return b"\n".join([_encode(header), *lines, b""])
 
 
 def _encode(line: Header | _Line) -> bytes:

@@ -26,9 +26,13 @@ INPUT_LIMIT = 256 << 20
 UNPACKED_LIMIT = 512 << 20
 """Bytes that a compressed source may grow to; reading stops there."""
 
+TEXT_LIMIT = 64 << 20
+"""Bytes of a text that are searched for the output of programs: the log of a long job has 50 MB."""
+
 FORMATS = (
     "a recording or a tar archive of sys/ and proc/, plain or compressed (gzip, bzip2, xz), "
-    "or a directory that holds sys/ or proc/"
+    "a directory that holds sys/ or proc/, or a text with the output of nvidia-smi topo -m, "
+    "numactl -H, lspci -vv, ibstat and their like"
 )
 
 _ROOTS = ("sys", "proc")
@@ -152,14 +156,19 @@ def _open_directory(path: str, name: str) -> Host:
 
 
 def _is_root(path: str) -> bool:
-    """Whether sys/ or proc/ stand in a directory themselves: a link could lead out of it."""
-    for base in _ROOTS:
+    """Whether sys/ or proc/ stand in a directory themselves: a link could lead out of it.
+
+    The one called sys in /proc is not what a root has there: it holds the kernel's settings.
+    """
+
+    def mode(below: str) -> int:
         try:
-            if stat.S_ISDIR(os.lstat(f"{path}/{base}").st_mode):
-                return True
+            return os.lstat(f"{path}/{below}").st_mode
         except OSError:
-            pass
-    return False
+            return 0
+
+    settings = stat.S_ISREG(mode("sys/kernel/osrelease"))
+    return stat.S_ISDIR(mode("proc")) or (stat.S_ISDIR(mode("sys")) and not settings)
 
 
 def _open_file(path: str, name: str) -> Host:
@@ -206,31 +215,39 @@ def _read(fd: int, name: str) -> bytes:
     """Everything, once the first bytes are those of a format that is read here."""
     chunks: list[bytes] = []
     size = 0
-    told = False
+    limit = 0
     while chunk := os.read(fd, 1 << 20):
         chunks.append(chunk)
         size += len(chunk)
-        if size > INPUT_LIMIT:
-            raise SourceError(f"{name}: a source has {INPUT_LIMIT >> 20} MiB at most")
-        if not told and size >= 512:
-            _check_known(b"".join(chunks), name)
-            told = True
+        if not limit and size >= 512:
+            is_text = _format(b"".join(chunks), name) == "text"
+            limit = TEXT_LIMIT if is_text else INPUT_LIMIT
+        if limit and size > limit:
+            if limit == TEXT_LIMIT:
+                _open_text(b"".join(chunks), name)
+            raise SourceError(f"{name}: such a source has {limit >> 20} MiB at most")
     return b"".join(chunks)
 
 
-def _check_known(data: bytes, name: str) -> None:
-    """Refuses what is neither compressed by a known method nor a recording nor an archive."""
-    if recording.is_recording(data) or _compression(data):
-        return
+_Format = Literal["compressed", "recording", "archive", "text"]
+
+
+def _format(data: bytes, name: str) -> _Format:
+    """What kind of source the first bytes begin; refuses what is none."""
+    if _compression(data):
+        return "compressed"
+    if recording.is_recording(data):
+        return "recording"
     from gputopo.host.tar import is_tar
 
     if is_tar(data):
-        return
+        return "archive"
     for magic, kind in _UNREAD.items():
         if data.startswith(magic):
             raise SourceError(f"{name}: {kind}, which is not read here; a source is {FORMATS}")
-    kind = "a binary file of unknown kind" if b"\0" in data[:512] else "a text of unknown kind"
-    raise SourceError(f"{name}: {kind}; a source is {FORMATS}")
+    if b"\0" in data[:512]:
+        raise SourceError(f"{name}: a binary file of unknown kind; a source is {FORMATS}")
+    return "text"
 
 
 _UNREAD = {b"PK\3\4": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed with zstd"}
@@ -246,10 +263,24 @@ def _open_data(data: bytes, name: str) -> Host:
         if not data or _compression(data):
             what = "compressed twice" if data else "empty once unpacked"
             raise SourceError(f"{name}: {what}")
-    _check_known(data, name)
-    if recording.is_recording(data):
+    kind = _format(data, name)
+    if kind == "recording":
         return recording.parse(data, name)
-    return _open_archive(data, name)
+    if kind == "archive":
+        return _open_archive(data, name)
+    if len(data) > TEXT_LIMIT:
+        raise SourceError(f"{name}: a text has {TEXT_LIMIT >> 20} MiB at most once unpacked")
+    return _open_text(data, name)
+
+
+def _open_text(data: bytes, name: str) -> Host:
+    """The machine of which a text tells: pasted output of programs, or a format of another tool."""
+    from gputopo.importers import recognise
+
+    host = recognise(data, name)
+    if host is None:
+        raise SourceError(f"{name}: a text of unknown kind; a source is {FORMATS}")
+    return host
 
 
 def _compression(data: bytes) -> str | None:

@@ -153,7 +153,10 @@ def about_hca(hca: Hca, *, short: bool = False) -> list[Span]:
         number = f"port {each.port} " if len(hca.ports) > 1 else ""
         found.append(Span(f"{number}{state} {rate}", style))
     if not hca.ports:
-        found.append(Span("no port", "warning"))
+        unknown = "ports" in hca.missing
+        found.append(
+            Span(f"port {UNKNOWN}" if unknown else "no port", "" if unknown else "warning")
+        )
     found.append(Span(model_of(hca)))
     found += [Span(cut(name, NAME_CELLS)) for name in hca.netdevs]
     return found
@@ -165,7 +168,8 @@ def about_nic(nic: Nic) -> list[Span]:
         speed = f" {nic.speed_gbps:g} Gb/s" if nic.speed_gbps is not None else ""
         found.append(Span(f"{cut(nic.state or UNKNOWN, NAME_CELLS)}{speed}"))
     else:
-        found.append(Span("no interface"))
+        unknown = "netdevs" in nic.missing
+        found.append(Span(f"interface {UNKNOWN}" if unknown else "no interface"))
     found.append(Span(model_of(nic)))
     found += [Span(cut(name, NAME_CELLS)) for name in nic.netdevs if name != name_of(nic)]
     if nic.default_route:

@@ -15,6 +15,9 @@ from gputopo.topology.graph import Topology
 from gputopo.topology.model import AnyNode, Disagreement, HostInfo, Link
 from gputopo.topology.paths import Matrix
 
+UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+"""What JSON need not escape and a terminal may act on: DEL, C1, bidi and invisible marks."""
+
 SCAN_SCHEMA: Final = "gputopo.scan/1"
 
 
@@ -90,7 +93,9 @@ def encode(document: Any) -> bytes:
     except UnicodeEncodeError:
         # The kernel lets interfaces have names that are no UTF-8: Python keeps them by surrogates.
         data = msgspec.json.encode(_without_surrogates(msgspec.to_builtins(document)))
-    return msgspec.json.format(data, indent=2) + b"\n"
+    text = msgspec.json.format(data, indent=2).decode()
+    # A terminal must not be steered by what is printed there; to a reader of JSON it is the same.
+    return UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode() + b"\n"
 
 
 def _without_surrogates(value: Any) -> Any:

@@ -47,7 +47,12 @@ def write_matrix(page: Page, topology: Topology) -> None:
     forms = [(names, _columns(names, classes, 2)), (short, _columns(short, classes, 1))]
     affinity = _affinity(topology, nodes)
     labels, blocks = _layout(forms, gpus, affinity, page.width)
-    page.heading("Matrix", "as nvidia-smi topo -m; computed from the PCI tree and NVLink")
+    taken = (
+        "taken from its output"
+        if topology.printed.classes
+        else "computed from the PCI tree and NVLink"
+    )
+    page.heading("Matrix", f"as nvidia-smi topo -m; {taken}")
     if topology.nvlink_unknown:
         why = cut(topology.nvlink_unknown, 60)
         page.flow(

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gputopo.cpulist import parse
-from gputopo.facts import Missing, ProbeStatus
+from gputopo.facts import ABSENT, Missing, ProbeStatus
 from gputopo.hardware.names import device_name
 from gputopo.report.devices import (
     NAME_CELLS,
@@ -165,7 +165,9 @@ def _gpus(topology: Topology) -> list[Span]:
         found.append(Span(f"{lost} LOST", "error"))
     nvml = topology.facts.nvml
     driver = topology.host.driver
-    if driver is None:
+    if driver is None and topology.source_kind == "text":
+        found.append(Span(f"driver {UNKNOWN}"))
+    elif driver is None:
         found.append(Span("no NVIDIA driver seen", "warning"))
     else:
         found.append(Span(f"driver {cut(driver, NAME_CELLS)}"))
@@ -209,7 +211,7 @@ def _hcas(topology: Topology) -> list[Span]:
     """HCAs by product and the states of their ports."""
     rdma = topology.facts.rdma
     if not topology.hcas and isinstance(rdma, Missing):
-        if rdma.reason == "absent":
+        if rdma == ABSENT:
             return [Span("none (no /sys/class/infiniband)")]
         return [Span(f"{UNKNOWN} ({cut(str(rdma), 80)})", "warning")]
     groups: Counter[tuple[str, str]] = Counter()
@@ -218,7 +220,9 @@ def _hcas(topology: Topology) -> list[Span]:
         if hca.software or hca.id in hidden:
             continue
         ports = [port(each) for each in hca.ports]
-        states = " + ".join(f"{rate} {state}" for state, rate, _ in ports) or "without port"
+        states = " + ".join(f"{rate} {state}" for state, rate, _ in ports)
+        if not states:
+            states = f"port {UNKNOWN}" if "ports" in hca.missing else "without port"
         style = next((style for _, _, style in ports if style), "")
         groups[(f"{model_of(hca)} {states}", style)] += 1
     found = [Span(f"{number} x {text}", style) for (text, style), number in groups.items()]

@@ -43,6 +43,9 @@ from gputopo.topology.model import (
 PORTS = ("root-port", "downstream-port")
 """Bridges that are one end of a link and nothing more; what is below them stands for them."""
 
+PLACES = ("cpu", "unknown")
+"""Roles of NUMA nodes that devices may be on."""
+
 LABEL_CELLS = 24
 """Columns of a device's name in the tree (an interface's has 15 characters at most)."""
 
@@ -84,7 +87,9 @@ class _Tree:
                 missing = top.missing.get("numa")
                 why = (missing.detail or missing.reason) if missing else "no reason is known"
                 unplaced.setdefault(why, []).extend(below)
-        for node in self.topology.cpu_nodes:
+        for node in self.topology.numa_nodes:
+            if node.role not in PLACES:
+                continue
             label = Span(f"NUMA {node.index}", "bold")
             yield Branch(label, self._about_numa(node), below=placed.get(node.index, []))
         for why, below in unplaced.items():
@@ -127,7 +132,7 @@ class _Tree:
         """Nodes without CPUs; those of which the same can be said share a line."""
         alike: dict[tuple[Span, ...], list[int]] = {}
         for node in self.topology.numa_nodes:
-            if node.role != "cpu":
+            if node.role not in PLACES:
                 alike.setdefault(self._about_memory(node), []).append(node.index)
         for about, indices in sorted(alike.items(), key=lambda item: len(item[0]), reverse=True):
             each = [Span("each")] if len(indices) > 1 and len(about) > 1 else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from gputopo.facts import known
+from gputopo.facts import ABSENT, Missing, known
 from gputopo.probes.nvml import NvmlFacts, NvmlGpu
 from gputopo.topology.graph import Topology
 from gputopo.topology.model import Gpu
@@ -78,6 +78,12 @@ def service_state(topology: Topology, unit: str) -> str | None:
     system = known(topology.facts.system)
     services = known(system.services) if system is not None else None
     return services.get(unit) if services else None
+
+
+def unread(fact: object) -> bool:
+    """Whether a value may be there and was not read: denied, timed out, broken, or not recorded.
+    What is truly absent, or said not to be supported, is known."""
+    return isinstance(fact, Missing) and fact != ABSENT and fact.reason != "unsupported"
 
 
 def is_virtual(topology: Topology) -> bool:

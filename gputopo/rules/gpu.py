@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gputopo.cpulist import render
-from gputopo.facts import Missing, known
+from gputopo.facts import ABSENT, Missing, known
 from gputopo.hardware import xid
 from gputopo.hardware.gpu_parts import form_of, line_of
-from gputopo.pciaddr import sort_key
+from gputopo.pciaddr import is_address, sort_key
 from gputopo.probes import kernel_log
 from gputopo.probes.kernel_log import LogEvent
 from gputopo.probes.nvml import NvmlGpu
-from gputopo.probes.pci import DEVICES, PciFunction
+from gputopo.probes.pci import DEVICES, PciFacts, PciFunction
 from gputopo.rules.common import (
     count,
     driver_facts,
@@ -25,6 +25,7 @@ from gputopo.rules.common import (
     service_state,
 )
 from gputopo.rules.finding import Cost, Evidence, Remedy, Severity, Skip, Verdict
+from gputopo.rules.pci_links import Untold
 from gputopo.rules.registry import rule
 from gputopo.topology.graph import Topology
 from gputopo.topology.model import Gpu, NvSwitch
@@ -43,7 +44,7 @@ SLOWDOWNS = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""Clock event reasons that are trouble (nvmlClocksEventReasons); the others are policy or idleness."""
+"""Clock event reasons that are trouble (nvmlClocksEventReasons); others are policy or idleness."""
 
 WORKING_STATE = 2
 """Highest performance state (P0 is fastest) in which a GPU counts as working."""
@@ -205,7 +206,20 @@ def gpu_count_mismatch(topology: Topology) -> Iterator[Verdict]:
     if number is not None and number < len(bound) and absent:
         yield _not_offered(topology, bound, absent, number)
     if not is_isolated(topology) and not is_virtual(topology):
-        yield from _board_incomplete(topology, here)
+        for verdict in _board_incomplete(topology, here):
+            blank = _unread_functions(pci)
+            if blank:
+                raise Skip(f"the GPUs on PCIe cannot be counted: {listed(blank)} cannot be read")
+            yield verdict
+
+
+def _unread_functions(pci: PciFacts) -> list[str]:
+    """Addresses of PCI functions that may be GPUs: class or vendor could not be read."""
+    broken = [problem.source.rpartition("/")[2] for problem in pci.problems]
+    return [
+        *(address for address in broken if is_address(address)),
+        *(function.address for function in pci.functions if function.vendor is None),
+    ]
 
 
 def _not_offered(
@@ -958,12 +972,15 @@ def wrong_driver_bound(topology: Topology) -> Iterator[Verdict]:
     if not any(isinstance(function.driver, str) for function in pci.functions):
         raise Skip("no PCI function names its driver here: this source lacks those links")
     groups: dict[str, list[PciFunction]] = {}
+    untold = Untold()
     for function in gpus:
         driver = known(function.driver)
         if driver is not None:
             groups.setdefault(driver, []).append(function)
-        elif isinstance(function.driver, Missing) and function.driver.reason == "absent":
+        elif function.driver == ABSENT:
             groups.setdefault("", []).append(function)
+        else:
+            untold.add(f"its driver cannot be read ({function.driver})", [_id(topology, function)])
     system = known(topology.facts.system)
     installed = system is not None and (
         "nvidia" in system.modules or isinstance(system.nvidia_driver, str)
@@ -977,6 +994,12 @@ def wrong_driver_bound(topology: Topology) -> Iterator[Verdict]:
             served = any(f.base_class == CONTROLLER_3D for f in groups.get("nvidia", []))
             spare = served and all(f.base_class != CONTROLLER_3D for f in functions)
             yield _no_driver(topology, functions, installed, spare)
+    untold.raise_skip()
+
+
+def _id(topology: Topology, function: PciFunction) -> str:
+    node = topology.by_pci.get(function.address)
+    return node.id if node is not None else function.address
 
 
 def _subjects(topology: Topology, functions: list[PciFunction]) -> list[str]:

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from gputopo.facts import Missing, known
 from gputopo.hardware.gpu_parts import line_of
 from gputopo.hardware.pcie import describe, gbytes_per_s
+from gputopo.pciaddr import is_address
 from gputopo.probes.pci import DEVICES as PCI_DEVICES
 from gputopo.probes.rdma import DEVICES
 from gputopo.probes.system import SystemFacts
-from gputopo.rules.common import count, is_virtual, listed, plural
+from gputopo.rules.common import count, is_virtual, listed, plural, unread
 from gputopo.rules.finding import Cost, Evidence, Remedy, Severity, Skip, Verdict
+from gputopo.rules.pci_links import Untold
 from gputopo.rules.registry import rule
 from gputopo.topology.fabric_nics import ACTIVE, Kind, card_of, kinds_of, port_of, usable
 from gputopo.topology.graph import Topology
@@ -515,8 +517,45 @@ def nic_far_from_gpu(topology: Topology) -> Iterator[Verdict]:
         by_design = reach.tier == "cpu" and reach.reason == "purchase" and not some_near
         if reach.reason != "near" and not by_design:
             groups.setdefault((reach.reason, reach.tier, *reach.instead), []).append(reach)
+    if groups:
+        _untold(topology).raise_skip()
     for found in groups.values():
         yield _far(topology, found)
+
+
+def _untold(topology: Topology) -> Untold:
+    """What could not be read of GPUs, HCAs and the PCI tree above them. A nearer HCA, or one that
+    serves no GPU, may then be one that is not seen where it is."""
+    untold = Untold()
+    pci, rdma = known(topology.facts.pci), known(topology.facts.rdma)
+    functions = {function.address: function for function in pci.functions} if pci else {}
+    for problem in pci.problems if pci else []:
+        address = problem.source.rpartition("/")[2]
+        if is_address(address):
+            untold.add(f"the PCI function cannot be read ({problem.missing})", [address])
+    blank = [
+        f.address for f in functions.values() if f.vendor is None and f.base_class >> 8 in (2, 3)
+    ]
+    if blank:
+        untold.add("whose device it is cannot be read", blank)
+    devices: list[Gpu | Hca] = [*topology.gpus, *topology.physical_hcas]
+    for device in devices:
+        function = functions.get(device.pci or "")
+        parents = function.parents if function is not None else ()
+        if function is not None and (
+            function.root_complex is None or not all(parent in functions for parent in parents)
+        ):
+            untold.add("its place in the PCI tree cannot be read", [device.id])
+        if unread(device.missing.get("numa")):
+            untold.add(f"its NUMA node cannot be read ({device.missing['numa']})", [device.id])
+    for hca in rdma.devices if rdma is not None else []:
+        if hca.software:
+            continue
+        told = [hca.pci, hca.board_id, *(f for p in hca.ports for f in (p.state, p.link_layer))]
+        why_not = next((fact for fact in told if unread(fact)), None)
+        if why_not is not None or not hca.ports:
+            untold.add(f"its port or board cannot be read ({why_not or 'no port'})", [hca.name])
+    return untold
 
 
 def _far(topology: Topology, reaches: list[Reach]) -> Verdict:
@@ -691,6 +730,7 @@ def rail_imbalance(topology: Topology) -> Iterator[Verdict]:
     served = {nic for rail in rails for nic in rail.nics}
     idle = [hca.id for hca in compute if usable(hca) and hca.id not in served]
     down = [hca.id for hca in compute if not usable(hca)]
+    _untold(topology).raise_skip()
     told = False
     for rail in shared:
         off, unused = _beside(topology, down, rail.gpus), _beside(topology, idle, rail.gpus)
@@ -783,7 +823,10 @@ def gpudirect_path_missing(topology: Topology) -> Iterator[Verdict]:
         yield _unregistered(topology, gpus, hcas, modules[0], dmabuf)
     elif dmabuf is None:
         raise Skip("no peer memory module is loaded, and whether DMA-BUF works is unknown")
+    elif system.rdma_unread is not None:
+        raise Skip(f"whether a peer memory module is loaded is unknown ({system.rdma_unread})")
     else:
+        _untold(topology).raise_skip()
         yield _no_gdr(topology, gpus, hcas, dmabuf)
 
 

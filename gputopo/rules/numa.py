@@ -11,12 +11,12 @@ from gputopo.facts import Missing, known
 from gputopo.probes.cpu import CPUS
 from gputopo.probes.numa import NODES
 from gputopo.probes.pci import DEVICES
-from gputopo.rules.common import count, is_isolated, is_virtual, listed, plural
+from gputopo.rules.common import count, is_isolated, is_virtual, listed, plural, unread
 from gputopo.rules.finding import Cost, Evidence, Remedy, Severity, Skip, Verdict
 from gputopo.rules.pci_links import Untold
 from gputopo.rules.registry import rule
 from gputopo.topology.graph import Topology
-from gputopo.topology.model import Disagreement, Gpu, Hca, Package
+from gputopo.topology.model import Disagreement, Gpu, Hca, Numa, Package
 from gputopo.topology.paths import label
 
 SHOWN = 16
@@ -72,14 +72,14 @@ def numa_node_unknown(topology: Topology) -> Iterator[Verdict]:
         return
     pci = known(topology.facts.pci)
     assert pci is not None
-    here = {function.address for function in pci.functions}
+    here = {function.address: function.numa_node for function in pci.functions}
     silent: list[Gpu | Hca] = []
     untold = Untold()
     for node in _gpus_and_hcas(topology):
         if node.pci not in here:
             untold.add("no PCI function tells its NUMA node", [node.id])
-        elif _unread(node):
-            untold.add(f"its NUMA node cannot be read ({node.missing['numa']})", [node.id])
+        elif unread(here[node.pci]):
+            untold.add(f"its NUMA node cannot be read ({here[node.pci]})", [node.id])
         elif not _own_node(node):
             silent.append(node)
     if silent:
@@ -90,12 +90,6 @@ def numa_node_unknown(topology: Topology) -> Iterator[Verdict]:
 def _own_node(node: Gpu | Hca) -> bool:
     """Whether the device's own numa_node names its node."""
     return node.sources.get("numa") == f"{DEVICES}/{node.pci}/numa_node"
-
-
-def _unread(node: Gpu | Hca) -> bool:
-    """Whether numa_node is there and could not be read, and nothing else told."""
-    missing = node.missing.get("numa")
-    return missing is not None and missing.reason in ("denied", "timeout", "failed")
 
 
 def _node_unknown(silent: list[Gpu | Hca]) -> Verdict:
@@ -207,6 +201,9 @@ def _by_nvidia_smi(topology: Topology) -> Iterator[Disagreement]:
     smi = known(topology.facts.nvidia_smi)
     if smi is None or len(topology.cpu_nodes) < 2:
         return
+    guessed = [gpu for gpu in topology.gpus if gpu.sources.get("index", "").startswith("PCI order")]
+    if guessed and len(guessed) != len(smi.numa_affinity):
+        return  # GPUs numbered by their place on the bus, and not all of them are there
     for gpu in topology.gpus:
         text = smi.numa_affinity.get(label(gpu), "").strip()
         if gpu.numa is None or not re.fullmatch(r"[\d,-]{1,200}", text):
@@ -432,13 +429,12 @@ def numa_balancing_on(topology: Topology) -> Iterator[Verdict]:
 def firmware_topology_suspect(topology: Topology) -> Iterator[Verdict]:
     nodes = {node.id: parse(node.cpus) for node in topology.cpu_nodes if node.cpus}
     packages = {package.id: parse(package.cpus) for package in topology.of(Package)}
-    found = [
-        *_shared_cpus(nodes),
-        *_spanning(topology, nodes, packages),
-        *_split_cores(topology, nodes),
-        *_flat_distances(topology, packages),
-    ]
+    found = [*_shared_cpus(nodes), *_split_cores(topology, nodes)]
+    untold = _processors_untold(topology, nodes, packages)
+    if not untold:
+        found += [*_spanning(topology, nodes, packages), *_flat_distances(topology, packages)]
     if not found:
+        untold.raise_skip()
         return
     virtual = is_virtual(topology)
     yield Verdict(
@@ -455,6 +451,23 @@ def firmware_topology_suspect(topology: Topology) -> Iterator[Verdict]:
             needs="the host's operator" if virtual else "the firmware's setup, and a reboot",
         ),
     )
+
+
+def _processors_untold(
+    topology: Topology, nodes: dict[str, frozenset[int]], packages: dict[str, frozenset[int]]
+) -> Untold:
+    """Nodes and packages of which too little was read to set them against each other."""
+    untold = Untold()
+    for package in topology.of(Package):
+        if unread(package.missing.get("index")):
+            untold.add("its number cannot be read", [package.id])
+    for node in topology.of(Numa):
+        if unread(node.missing.get("cpus")):
+            untold.add("its CPUs cannot be read", [node.id])
+    placed = frozenset().union(*packages.values())
+    if packages and any(cpus - placed for cpus in nodes.values()):
+        untold.add("the packages of some CPUs cannot be read", ["machine"])
+    return untold
 
 
 Suspect = tuple[list[str], str, Evidence]

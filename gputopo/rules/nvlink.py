@@ -18,8 +18,10 @@ from gputopo.rules.common import (
     plural,
     same_part,
     service_state,
+    unread,
 )
 from gputopo.rules.finding import Cost, Evidence, Remedy, Severity, Skip, Verdict
+from gputopo.rules.pci_links import Untold
 from gputopo.rules.registry import rule
 from gputopo.topology.graph import Topology
 from gputopo.topology.model import Gpu, NvSwitch
@@ -107,6 +109,7 @@ def nvlink_inactive(topology: Topology) -> Iterator[Verdict]:
     with_links = [gpu for gpu in topology.gpus if _counts(gpu)]
     if not with_links and any("nvlink.active" in gpu.missing for gpu in topology.gpus):
         raise Skip("the state of the NVLinks is unknown")
+    untold = Untold()
     for name, siblings in same_part(with_links).items():
         best = max(_active(gpu) for gpu in siblings)
         form = form_of(name)
@@ -122,9 +125,14 @@ def nvlink_inactive(topology: Topology) -> Iterator[Verdict]:
             by_bridge = form == "card" and gpu.architecture in BRIDGED
             if by_bridge and _active(gpu) % BRIDGE_LINKS:
                 continue  # a part of a bridge is its pair's finding, NVL402
+            if gpu.id not in facts:
+                untold.add("the driver's answers cannot be told to be of this GPU", [gpu.id])
+                continue
             yield _fewer(gpu, facts[gpu.id], best, usual, "warning" if by_bridge else "error")
+        unbridged = [gpu for gpu in unbridged if gpu.id in facts]
         if unbridged:
             yield _unbridged(unbridged, facts)
+    untold.raise_skip()
 
 
 def _counts(gpu: Gpu) -> bool:
@@ -262,7 +270,13 @@ def _all_down(topology: Topology, name: str, siblings: list[Gpu]) -> Iterator[Ve
 )
 def nvlink_count_asymmetric(topology: Topology) -> Iterator[Verdict]:
     facts = driver_facts(topology)
-    ends = _ends(topology, facts)
+    untold = Untold()
+    for node, fact in facts.items():
+        reason = _end_unknown(fact)
+        if reason is not None:
+            untold.add(f"where its NVLinks lead is unknown ({reason})", [node])
+    blank = {node for nodes in untold.values() for node in nodes}
+    ends = {pair: n for pair, n in _ends(topology, facts).items() if not blank & {*pair}}
     for (a, b), links in sorted(ends.items()):
         back = ends.get((b, a), 0)
         # Where the end that tells of fewer says that links are down, NVL401 tells of them; and no
@@ -275,6 +289,18 @@ def nvlink_count_asymmetric(topology: Topology) -> Iterator[Verdict]:
     for pair in sorted(odd):
         yield _part_of_bridge(topology, pair, pairs[pair])
     yield from _off_the_mode(topology, {p: n for p, n in pairs.items() if p not in odd})
+    untold.raise_skip()
+
+
+def _end_unknown(fact: NvmlGpu) -> Missing | None:
+    """Why not all of a GPU's active NVLinks and their other ends are known."""
+    if unread(fact.nvlink_count) and isinstance(fact.nvlink_count, Missing):
+        return fact.nvlink_count
+    for link in fact.nvlinks:
+        for told in (link.active, link.remote):
+            if isinstance(told, Missing) and link.active is not False and unread(told):
+                return told
+    return None
 
 
 def _ends(topology: Topology, facts: dict[str, NvmlGpu]) -> dict[tuple[str, str], int]:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gputopo.facts import known
 from gputopo.hardware.pcie import SPEEDS, gbytes_per_s
 from gputopo.probes.pci import DEVICES
 from gputopo.rules.common import is_virtual, listed
@@ -97,13 +98,24 @@ def used_links(topology: Topology) -> list[UsedLink]:
         ends.setdefault(key, device)
         users.setdefault(key, []).append(device.id)
         for bridge in topology.bridges_above(device.id):
-            if bridge.role not in PORTS:
+            if bridge.role not in PORTS and _is_whole(topology, bridge):
                 ends.setdefault(bridge.id, bridge)
                 above.setdefault(bridge.id, []).append(device.id)
     return [
         UsedLink(end=ends[key], pcie=ends[key].pcie, users=tuple(ids))
         for key, ids in (*users.items(), *above.items())
     ]
+
+
+def _is_whole(topology: Topology, bridge: PciBridge) -> bool:
+    """Whether a bridge is what it is taken for: a role told by the place in the tree holds only
+    where all bridges above could be read."""
+    pci = known(topology.facts.pci)
+    if "role" not in bridge.sources or pci is None:
+        return True
+    functions = {function.address: function for function in pci.functions}
+    own = functions.get(bridge.pci or "")
+    return own is None or all(address in functions for address in own.parents)
 
 
 def alike(link: UsedLink, links: Iterable[UsedLink]) -> list[UsedLink]:

@@ -16,6 +16,7 @@ import stat
 
 import msgspec
 
+from gputopo import toml
 from gputopo.errors import GputopoError
 from gputopo.rules.finding import Report, Waived, Waiver
 from gputopo.text import clean
@@ -35,11 +36,10 @@ def load(path: str) -> list[Waiver]:
         if not stat.S_ISREG(status.st_mode) or status.st_size > LIMIT:
             raise GputopoError(f"{path}: not a regular file of at most {LIMIT >> 20} MiB")
         with open(path, "rb") as file:
-            waivers = msgspec.toml.decode(file.read(LIMIT), type=_File).waiver
+            data = file.read(LIMIT)
     except OSError as error:
         raise GputopoError(f"{path}: {error.strerror}") from None
-    except (msgspec.DecodeError, ValueError) as error:
-        raise GputopoError(f"{path}: {clean(str(error))}") from None
+    waivers = toml.decode(data, _File, path).waiver
     for waiver in waivers:
         if not waiver.reason.strip():
             raise GputopoError(f"{path}: the waiver of {clean(waiver.code)} gives no reason")

@@ -13,6 +13,7 @@ from gputopo.topology import model
 from gputopo.topology.compare import compare_ancestors, compare_matrix, compare_numactl
 from gputopo.topology.devices import Devices
 from gputopo.topology.draft import Draft, Found
+from gputopo.topology.from_matrix import add_matrix
 from gputopo.topology.graph import Topology
 from gputopo.topology.links import add_links
 from gputopo.topology.paths import rank
@@ -35,6 +36,7 @@ def build(
     add_processors(draft)
     Devices(draft).add_all()
     add_links(draft)
+    add_matrix(draft)
     topology = Topology(
         source_kind=source_kind,
         source_name=source_name,
@@ -45,6 +47,7 @@ def build(
         links=draft.links,
         disagreements=draft.disagreements,
         facts=facts,
+        printed=draft.printed,
     )
     return _with_nearest(topology)
 
@@ -98,9 +101,12 @@ def virtualization(cpu: CpuModel | None, system: SystemFacts | None) -> str | No
 
 def _with_nearest(topology: Topology) -> Topology:
     """Fills each GPU's nearest HCAs, and notes where the driver's classes differ from ours."""
-    hcas = [hca for hca in topology.physical_hcas if hca.pci is not None]
     for gpu in topology.gpus:
-        classes = {hca.id: topology.path_class(gpu.id, hca.id) for hca in hcas}
+        classes = {
+            hca.id: topology.path_class(gpu.id, hca.id)
+            for hca in topology.physical_hcas
+            if hca.pci is not None or (gpu.id, hca.id) in topology.printed.classes
+        }
         if not classes:
             continue
         best = min(classes.values(), key=rank)

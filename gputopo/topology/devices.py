@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from gputopo.facts import ABSENT, Fact, Missing, known
 from gputopo.pciaddr import sort_key
 from gputopo.probes.net import NetDevice, NvmeDrive
@@ -26,9 +28,9 @@ class Devices:
 
     def add_all(self) -> None:
         """Adds every PCI function, and GPUs and RDMA devices that have none."""
-        nvml = known(self.draft.facts.nvml)
+        nvml_gpus = self._nvml_gpus()
         self.nvml_by_pci: dict[str, NvmlGpu] = {}
-        for gpu in nvml.gpus if nvml else []:
+        for gpu in nvml_gpus:
             if isinstance(gpu.pci, str):
                 self.nvml_by_pci.setdefault(gpu.pci, gpu)
         rdma: dict[str, list[RdmaDevice]] = {}
@@ -49,7 +51,7 @@ class Devices:
             self.draft.functions.values(), key=lambda f: (len(f.parents), sort_key(f.address))
         ):
             self._add_function(function, rdma, interfaces, drives)
-        for gpu in nvml.gpus if nvml else []:
+        for gpu in nvml_gpus:
             if not isinstance(gpu.pci, str) or gpu.pci not in self.draft.ids:
                 self._add_gpu(None, gpu)
         for device in self._rdma():
@@ -61,11 +63,28 @@ class Devices:
         rdma = known(self.draft.facts.rdma)
         return rdma.devices if rdma else []
 
+    def _nvml_gpus(self) -> list[NvmlGpu]:
+        """NVML's GPUs; pasted ones without address have that of their place in PCI order, in which
+        NVML numbers them, if as many are on the bus."""
+        nvml = known(self.draft.facts.nvml)
+        gpus = nvml.gpus if nvml else []
+        addresses = self._gpu_addresses()
+        whole = len(gpus) == len(addresses) and [g.index for g in gpus] == list(range(len(gpus)))
+        if not whole or any(isinstance(gpu.pci, str) for gpu in gpus):
+            return gpus
+        return [msgspec.structs.replace(gpu, pci=address) for gpu, address in zip(gpus, addresses)]
+
+    def _gpu_addresses(self) -> list[str]:
+        return sorted((f.address for f in self.draft.functions.values() if f.is_gpu), key=sort_key)
+
     def _number_gpus(self) -> None:
         """GPU numbers: NVML's. Without NVML, PCI order, which is how NVML would count."""
-        gpus = sorted((f.address for f in self.draft.functions.values() if f.is_gpu), key=sort_key)
+        gpus = self._gpu_addresses()
         if isinstance(self.draft.facts.nvml, Missing):
-            self.gpu_index = {address: index for index, address in enumerate(gpus)}
+            pci, smi = known(self.draft.facts.pci), known(self.draft.facts.nvidia_smi)
+            columns = [d for d in smi.devices if d.startswith("GPU")] if smi else []
+            counted = (pci is not None and pci.whole) or len(columns) == len(gpus)
+            self.gpu_index = {a: i for i, a in enumerate(gpus)} if counted else {}
         else:
             self.gpu_index = {address: gpu.index for address, gpu in self.nvml_by_pci.items()}
 
@@ -99,12 +118,9 @@ class Devices:
 
     def _add_host_bridge(self, bridge_id: str, root_complex: str) -> None:
         """A root complex has no NUMA node of its own in sysfs: it is where all below it are."""
-        places: dict[int, str] = {}
-        for function in self.draft.functions.values():
-            if function.root_complex == root_complex and not function.parents:
-                place = self.draft.locality.place(function, ABSENT, "")
-                if place.numa is not None:
-                    places.setdefault(place.numa, place.source)
+        below = [f for f in self.draft.functions.values() if f.root_complex == root_complex]
+        # Its own bus first. A picture of the tree names no node for what stands there.
+        places = self._places(f for f in below if not f.parents) or self._places(below)
         numa = next(iter(places)) if len(places) == 1 else None
         missing: dict[str, Missing] = {}
         if numa is None:
@@ -114,13 +130,22 @@ class Devices:
             model.HostBridge(
                 id=bridge_id,
                 name=bridge_id,
-                parent=f"numa{numa}" if numa is not None else "machine",
+                parent=f"numa{numa}" if f"numa{numa}" in self.draft.nodes else "machine",
                 numa=numa,
                 cpus=self.draft.cpu_nodes.get(numa) if numa is not None else None,
                 sources={"numa": places[numa]} if numa is not None else {},
                 missing=missing,
             )
         )
+
+    def _places(self, functions: Iterable[PciFunction]) -> dict[int, str]:
+        """The NUMA nodes of functions, and where the first of each was read."""
+        places: dict[int, str] = {}
+        for function in functions:
+            place = self.draft.locality.place(function, ABSENT, "")
+            if place.numa is not None:
+                places.setdefault(place.numa, place.source)
+        return places
 
     def _add_function(
         self,
@@ -277,8 +302,11 @@ class Devices:
         found.update(reasons_of(place))
         sources.update(sources_of(place))
         if isinstance(nvml, Missing):
-            sources["index"] = "PCI order (NVML is missing)"
             found["nvml"] = nvml
+            if index is None:
+                found["index"] = Missing("absent", "not all GPUs of the machine are listed")
+            else:
+                sources["index"] = "PCI order (NVML is missing)"
         elif gpu is None:
             found["index"] = Missing("absent", "NVML does not list this GPU")
         pcie = self._pcie(function, "endpoint", found) if function else None
@@ -291,6 +319,10 @@ class Devices:
             return found.get_or(field, fact)
 
         absent: Missing = nvml if isinstance(nvml, Missing) else found.get("index", ABSENT)
+        name: Fact[str] = gpu.name if gpu else absent
+        if isinstance(name, Missing) and function and function.product:
+            name = function.product
+            sources["name"] = "lspci"
         lost = nvml.lost.get(gpu.index) if gpu and isinstance(nvml, NvmlFacts) else None
         memory_numa = gpu.numa_id if gpu else absent
         if isinstance(memory_numa, int) and memory_numa in self.draft.cpu_nodes:
@@ -298,7 +330,7 @@ class Devices:
         self.draft.add(
             model.Gpu(
                 id=node_id,
-                name=ask("name", gpu.name if gpu else absent),
+                name=ask("name", name),
                 parent=self._parent(function) if function else "machine",
                 pci=address,
                 numa=place.numa,
@@ -417,6 +449,8 @@ class Devices:
         found = Found(reasons_of(place))
         speed: Fact[int] = interfaces[0].speed_mbps if interfaces else ABSENT
         mbps = found.get_or("speed_gbps", speed)
+        if isinstance(self.draft.facts.net, Missing):
+            found["netdevs"] = self.draft.facts.net
         self.draft.ids[function.address] = node_id
         self.draft.add(
             model.Nic(

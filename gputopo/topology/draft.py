@@ -12,6 +12,7 @@ from gputopo.probes.facts import Facts
 from gputopo.probes.numa import NumaNode
 from gputopo.topology.locality import Locality, Place
 from gputopo.topology.model import AnyNode, Disagreement, Link
+from gputopo.topology.paths import Printed
 
 
 class Found(dict[str, Missing]):
@@ -39,7 +40,9 @@ class Draft:
         self.cpu_nodes = {
             node.index: node.cpus for node in self.numa if isinstance(node.cpus, str) and node.cpus
         }
-        self.locality = Locality(self.cpu_nodes, self.functions)
+        untold = frozenset(n.index for n in self.numa if isinstance(n.cpus, Missing))
+        self.locality = Locality(self.cpu_nodes, self.functions, untold if self.numa else None)
+        self.printed = Printed()
         self.ids: dict[str, str] = {}
         """Node id by PCI address."""
 

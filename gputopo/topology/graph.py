@@ -19,7 +19,7 @@ from gputopo.topology.model import (
     PciBridge,
     Pcie,
 )
-from gputopo.topology.paths import Matrix, Path, Paths
+from gputopo.topology.paths import Matrix, Path, Paths, Printed
 
 if TYPE_CHECKING:
     from gputopo.topology.build import Facts
@@ -32,7 +32,8 @@ class Topology:
     """Nodes by id, links, and where they came from. Immutable once built.
 
     ``facts`` are the raw facts that it was built from, for rules that judge what is no node (driver
-    state, limits). ``disagreements`` are facts on which two sources differ.
+    state, limits). ``disagreements`` are facts on which two sources differ. ``printed`` is what is
+    known from the matrix of nvidia-smi alone.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Topology:
         links: Iterable[Link],
         disagreements: list[Disagreement],
         facts: Facts,
+        printed: Printed | None = None,
     ) -> None:
         self.source_kind = source_kind
         self.source_name = source_name
@@ -57,6 +59,7 @@ class Topology:
         self.links = list(links)
         self.disagreements = disagreements
         self.facts = facts
+        self.printed = printed or Printed()
 
     def of(self, kind: type[N]) -> Iterator[N]:
         """All nodes of a kind (a class of :mod:`gputopo.topology.model`), in tree order."""
@@ -139,6 +142,20 @@ class Topology:
     def path_class(self, a: str, b: str) -> str:
         """The class of :meth:`path` alone: ``NV18``, ``PIX`` ... ``SYS``, or ``?``."""
         return self._paths.path_class(a, b)[0]
+
+    @cached_property
+    def nvlink_unknown(self) -> str | None:
+        """Why it cannot be told whether GPUs have NVLinks between them; None where it can.
+
+        Path classes between GPUs are then those of PCIe alone, and may be better in truth.
+        """
+        if len(self.gpus) < 2:
+            return None
+        for gpu in self.gpus:
+            if gpu.nvlink is None and gpu.id not in self.printed.nvlinks:
+                missing = gpu.missing.get("nvlink") or gpu.missing.get("nvml")
+                return str(missing or gpu.missing.get("index") or "the driver does not tell")
+        return None
 
     def pcie_class(self, a: str, b: str) -> str:
         """The path class through PCIe alone, as if there were no NVLink."""

@@ -27,8 +27,15 @@ class Place(msgspec.Struct, frozen=True):
 class Locality:
     """Places devices among the nodes that have CPUs."""
 
-    def __init__(self, cpu_nodes: dict[int, str], functions: dict[str, PciFunction]) -> None:
+    def __init__(
+        self,
+        cpu_nodes: dict[int, str],
+        functions: dict[str, PciFunction],
+        unknown: frozenset[int] | None = frozenset(),
+    ) -> None:
+        """``unknown`` are nodes whose CPUs are not known; None where no node is known at all."""
         self._nodes = {index: parse(cpus) for index, cpus in cpu_nodes.items()}
+        self._unknown = unknown
         self._functions = functions
         self._all = frozenset().union(*self._nodes.values()) if self._nodes else frozenset()
 
@@ -36,7 +43,7 @@ class Locality:
         """The node of one function; ``nvml_nodes`` is NVML's memory affinity for a GPU."""
         said: list[tuple[int, str]] = []
         sysfs = function.numa_node
-        if isinstance(sysfs, int) and sysfs in self._nodes:
+        if isinstance(sysfs, int) and self._may_be(sysfs):
             said.append((sysfs, f"{DEVICES}/{function.address}/numa_node"))
         if isinstance(nvml_nodes, list):
             with_cpus = [node for node in nvml_nodes if node in self._nodes]
@@ -53,6 +60,12 @@ class Locality:
             return Place(None, f"{DEVICES}/{function.address}/numa_node", self._why(sysfs))
         winner = said[0]
         return Place(winner[0], winner[1], None, tuple(s for s in said[1:] if s[0] != winner[0]))
+
+    def _may_be(self, index: int) -> bool:
+        """Whether a device may be attached to a node: it has CPUs, or nobody says it has none."""
+        if index in self._nodes:
+            return True
+        return index >= 0 if self._unknown is None else index in self._unknown
 
     def _of_cpus(self, cpus: Fact[str]) -> int | None:
         """The one node that holds all these CPUs; None if they span nodes or there is but one."""
@@ -72,7 +85,7 @@ class Locality:
             bridge = self._functions.get(address)
             if bridge is None:
                 continue
-            if isinstance(bridge.numa_node, int) and bridge.numa_node in self._nodes:
+            if isinstance(bridge.numa_node, int) and self._may_be(bridge.numa_node):
                 return bridge.numa_node, f"{DEVICES}/{address}/numa_node"
             local = self._of_cpus(bridge.local_cpus)
             if local is not None:

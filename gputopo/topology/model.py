@@ -56,7 +56,7 @@ class Package(Node, frozen=True, kw_only=True, tag="package"):
 
 class Numa(Node, frozen=True, kw_only=True, tag="numa"):
     """A NUMA node. ``role``: ``cpu``; ``gpu-memory`` (Grace, POWER9); ``memory`` (CXL, Optane, or
-    GPU memory that no driver claimed); ``empty``."""
+    GPU memory that no driver claimed); ``empty``; ``unknown`` where the source tells no CPUs."""
 
     index: int
     role: str

@@ -34,6 +34,9 @@ LEGEND = {
 }
 
 
+CUT = "its cell in the matrix of nvidia-smi was cut off"
+
+
 def rank(path_class: str) -> int:
     """Place of a class in :data:`ORDER` (``NV18`` ranks as ``NV``)."""
     return ORDER.index("NV" if path_class.startswith("NV") else path_class)
@@ -61,6 +64,17 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     labels: list[str]
     ids: list[str]
     classes: list[list[str]]
+
+
+class Printed(msgspec.Struct):
+    """What is known from the matrix of nvidia-smi alone: of devices without a place in a PCI tree.
+
+    ``classes`` are the path classes between node ids, both ways, ``?`` for a pair whose cell is
+    lost. ``nvlinks`` are the GPUs whose NVLinks the matrix shows.
+    """
+
+    classes: dict[tuple[str, str], str] = {}
+    nvlinks: set[str] = set()
 
 
 def label(node: Gpu | Hca) -> str:
@@ -112,6 +126,9 @@ class Paths:
         """The class of the best path, and for an unknown one the reason."""
         if a == b:
             return "X", ""
+        printed = self.topology.printed.classes.get((a, b))
+        if printed is not None:
+            return printed, CUT if printed == UNKNOWN else ""
         links = self._nvlink_count(a, b)
         if links:
             return f"NV{links}", ""
@@ -165,6 +182,14 @@ class Paths:
 
     def pcie_class(self, a: str, b: str) -> tuple[str, str]:
         """The class through PCIe, and for an unknown one the reason."""
+        printed = self.topology.printed.classes.get((a, b))
+        if printed is not None:
+            if printed.startswith("NV"):
+                return (
+                    UNKNOWN,
+                    "nvidia-smi topo -m shows the NVLinks of this pair, not its PCIe path",
+                )
+            return printed, CUT if printed == UNKNOWN else ""
         nodes = self.topology.nodes
         first, second = nodes[a], nodes[b]
         assert isinstance(first, Device) and isinstance(second, Device)
@@ -184,7 +209,8 @@ class Paths:
     def _across(self, first: Device, second: Device) -> tuple[str, str]:
         """Devices under different root complexes, or one without a place in the tree."""
         for node in (first, second):
-            if not self._chain(node.id):
+            chain = self._chain(node.id)
+            if not chain or not isinstance(self.topology.nodes[chain[-1]], HostBridge):
                 return UNKNOWN, f"{node.id} has no place in the PCI tree"
         if len(self.topology.cpu_nodes) == 1:
             return "NODE", ""

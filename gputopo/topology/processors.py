@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputopo.cpulist import parse
-from gputopo.facts import known
+from gputopo.facts import Missing, known
 from gputopo.probes.numa import NumaFacts
 from gputopo.topology import model
 from gputopo.topology.draft import Draft, Found
@@ -30,6 +30,12 @@ def add_processors(draft: Draft) -> None:
     for gpu in nvml.gpus if nvml else []:
         if isinstance(gpu.numa_id, int) and gpu.numa_id >= 0:
             owners[gpu.numa_id] = f"gpu{gpu.index}"
+    smi = known(draft.facts.nvidia_smi)
+    for label, text in smi.gpu_numa_id.items() if smi else ():
+        if text.isdigit():
+            owners.setdefault(int(text), f"gpu{label.removeprefix('GPU')}")
+    if not draft.numa:
+        _add_named(draft, owners)
     for node in draft.numa:
         found = Found()
         cpus = found.get_or("cpus", node.cpus)
@@ -37,6 +43,8 @@ def add_processors(draft: Draft) -> None:
         owner = owners.get(node.index) if not cpus else None
         if cpus:
             role = "cpu"
+        elif cpus is None:
+            role = "unknown"
         elif owner:
             role = "gpu-memory"
         else:
@@ -57,6 +65,30 @@ def add_processors(draft: Draft) -> None:
                 missing=dict(found),
             )
         )
+
+
+def _add_named(draft: Draft, owners: dict[int, str]) -> None:
+    """Nodes of which nothing is known but that devices are on them: a paste often has no more."""
+    smi = known(draft.facts.nvidia_smi)
+    named = {f.numa_node for f in draft.functions.values() if isinstance(f.numa_node, int)}
+    named |= {int(text) for text in smi.numa_affinity.values() if text.isdigit()} if smi else set()
+    reason = Missing("absent", "no source tells of the NUMA nodes themselves")
+    for index in sorted({*named, *owners}):
+        if index >= 0:
+            memory = index in owners and index not in named
+            draft.add(
+                model.Numa(
+                    id=f"numa{index}",
+                    parent="machine",
+                    index=index,
+                    role="gpu-memory" if memory else "unknown",
+                    cpus="" if memory else None,
+                    memory_bytes=None,
+                    distances={},
+                    gpu=owners.get(index) if memory else None,
+                    missing={"memory_bytes": reason} if memory else {"cpus": reason},
+                )
+            )
 
 
 def _package_of(draft: Draft, cpus: str | None) -> str:

@@ -27,7 +27,8 @@ class Label(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     must_not: list[str] = []
     why: str = ""
     pending: bool = False
-    """No importer reads such a file yet: until one does, nothing is asserted."""
+    """It waits for an importer, or for rules that judge what little such a text holds: what is
+    said wrongly of it is shown in the accuracy table, and fails no test."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputopo.rules.registry import rules
-from tests.accuracy.corpus import CASES, LABELS, judge_case
+from tests.accuracy.corpus import CASES, LABELS, PENDING, judge_case
 from tests.accuracy.judge import Case
 from tests.corpus import CORPUS, needs_corpus
 
@@ -16,6 +16,8 @@ def test_a_case_is_judged_rightly(case: Case) -> None:
     result = judge_case(case)
     if result is None:
         pytest.skip("no importer reads it yet")
+    if case.name in PENDING and result.faults:
+        pytest.xfail("; ".join(result.faults))
     assert result.faults == []
 
 

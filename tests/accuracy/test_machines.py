@@ -135,7 +135,9 @@ def test_inject_says_what_it_cannot_do(arguments: list[str], said: str) -> None:
 
 def test_all_machines_take_part() -> None:
     faults, changes = len(PAIRS), len(HARMLESS_PAIRS)
-    print(f"{len(FIXTURES)} machines, {faults} twins with a fault, {changes} with a harmless change")
+    print(
+        f"{len(FIXTURES)} machines, {faults} twins with a fault, {changes} with a harmless change"
+    )
     assert len(COMPOSED) >= 13
     assert faults > 500
     assert changes > 200

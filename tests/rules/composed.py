@@ -21,7 +21,11 @@ sys.path.append(str(ROOT / "scripts"))
 
 from composer import compose  # noqa: E402
 
-FIXTURES = {path.stem: path for path in sorted((ROOT / "fixtures").glob("*.toml"))}
+FIXTURES = {
+    path.stem: path
+    for path in sorted((ROOT / "fixtures").glob("*.toml"))
+    if path.stem != "qemu-8gpu-vm"  # recorded, and broken on purpose
+}
 
 UNEVENTFUL = {
     "dgx-2": {"NIC503"},

@@ -15,6 +15,7 @@ from tests.rules.twin import recorded, report
 FIXTURES = sorted(
     path.name.removesuffix(".jsonl.gz")
     for path in (Path(__file__).parents[2] / "fixtures").glob("*.jsonl.gz")
+    if not path.name.startswith("qemu-8gpu-vm")  # recorded, and broken on purpose
 )
 
 

@@ -141,7 +141,9 @@ def test_library_and_module_of_two_versions() -> None:
 
 
 def test_no_library_is_no_mismatch() -> None:
-    assert "LIBRARY_NOT_FOUND" in skipped(twin("no-gpu"), "GPU303")
+    assert not findings(twin("no-gpu"), "GPU303")
+    missing = {("nvmlInit",): nvml_error("LIBRARY_NOT_FOUND")}
+    assert "LIBRARY_NOT_FOUND" in skipped(twin("hgx-h100", nvml=missing), "GPU303")
 
 
 # GPU304
@@ -274,7 +276,20 @@ def test_any_text_is_read(text: str) -> None:
 
 
 def test_throttling_needs_load() -> None:
-    assert "two samples" in skipped(twin("hgx-h100"), "GPU306")
+    hot = {"clock_reasons": 0x48, "performance_state": 0}
+    assert not findings(composed("hgx-h100", gpu4=hot), "GPU306")
+    busy = {**hot, "processes": [{"pid": 4242, "memory": 1024}]}
+    found = only(composed("hgx-h100", gpu4=busy), "GPU306")
+    assert (found.severity, found.subjects) == ("warning", ["gpu4"])
+    assert "hardware thermal slowdown" in found.summary
+
+
+def test_a_driver_that_does_not_start_is_a_finding() -> None:
+    refused = {("nvmlInit",): nvml_error("DRIVER_NOT_LOADED")}
+    found = only(twin("hgx-h100", nvml=refused), "GPU310")
+    assert (found.severity, len(found.subjects)) == ("error", 8)
+    unasked = {("nvmlInit",): Missing("absent", "not in the recording")}
+    assert not findings(twin("hgx-h100", nvml=unasked), "GPU310")
 
 
 def test_a_cap_on_one_gpu_and_on_all() -> None:

@@ -10,15 +10,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gputopo.facts import Missing, known
+from gputopo.facts import ABSENT, Missing, known
+from gputopo.host.recording import NOT_RECORDED, RecordedHost, nvml_error
 from gputopo.probes.facts import Facts
 from gputopo.probes.nvml import NvmlGpu
 from gputopo.rules import check
 from gputopo.rules.registry import rules
 from gputopo.scanning import scan_host
 from gputopo.topology.build import build
+from gputopo.topology.graph import Topology
 from tests.rules.composed import composed
-from tests.rules.twin import recorded, twin
+from tests.rules.twin import recorded, report, twin
 
 MACHINES = ("hgx-h100", "dgx-1-v100", "gb200-tray", "azure-ndv5-vm", "l40s-8-pcie")
 GONE = (
@@ -58,6 +60,7 @@ def loud(facts: Facts) -> set[tuple[str, ...]]:
         (finding.code, *finding.subjects)
         for finding in check(build(facts), only=["GPU", "NVL", "NIC"]).findings
         if finding.severity != "note"
+        and finding.code != "GPU310"  # a driver that refuses is a finding of its own
     }
 
 
@@ -158,3 +161,129 @@ def test_broken_twins_without_facts() -> None:
 def test_rules_name_probes_that_exist() -> None:
     for entry in rules().values():
         assert set(entry.needs) <= set(Facts.__struct_fields__), entry.code
+
+
+def silent(topology: Topology, code: str) -> bool:
+    """Whether a rule finds nothing loud and did not break."""
+    found = report(topology, code)
+    assert not any(skipped.reason.startswith("the rule broke") for skipped in found.skipped)
+    return all(finding.severity == "note" for finding in found.findings)
+
+
+@pytest.mark.parametrize("missing", [NOT_RECORDED, Missing("denied"), nvml_error("NOT_SUPPORTED")])
+def test_a_handle_that_nobody_asked_for_is_no_lost_gpu(missing: Missing) -> None:
+    topology = twin("hgx-h100", nvml={("nvmlDeviceGetHandleByIndex", 0): missing})
+    nvml = known(topology.facts.nvml)
+    assert nvml is not None and nvml.lost == {}
+    assert any(problem.missing == missing for problem in nvml.problems)
+    assert silent(topology, "GPU304")
+
+
+def gpu_function(file: str) -> str:
+    return f"/sys/bus/pci/devices/0000:19:00.0/{file}"
+
+
+@pytest.mark.parametrize("missing", [NOT_RECORDED, Missing("denied"), Missing("timeout")])
+def test_a_driver_link_that_was_not_read_is_unknown(missing: Missing) -> None:
+    topology = twin("hgx-h100", files={gpu_function("driver"): missing})
+    assert silent(topology, "GPU309")
+    assert "gpu0: its driver cannot be read" in report(topology, "GPU309").skipped[0].reason
+    assert not silent(twin("hgx-h100", files={gpu_function("driver"): ABSENT}), "GPU309")
+
+
+@pytest.mark.parametrize("file", ["class", "vendor"])
+def test_gpus_are_not_counted_when_a_function_is_unread(file: str) -> None:
+    topology = twin("hgx-h100", files={gpu_function(file): Missing("denied")})
+    assert silent(topology, "GPU302")
+    assert "0000:19:00.0 cannot be read" in report(topology, "GPU302").skipped[0].reason
+
+
+def test_a_link_whose_other_end_is_unread_is_not_missing() -> None:
+    remote = {("nvmlDeviceGetNvLinkRemotePciInfo", 0, 0): NOT_RECORDED}
+    topology = twin("dgx-1-v100", nvml=remote)
+    assert silent(topology, "NVL402")
+    assert "gpu0: where its NVLinks lead is unknown" in report(topology, "NVL402").skipped[0].reason
+
+
+@pytest.mark.parametrize("mask", [{}, [1], "1", 1.5, True])
+def test_a_fabric_health_of_the_wrong_type_is_unparsed(mask: Any) -> None:
+    told = recorded("hgx-h100").nvml("nvmlDeviceGetGpuFabricInfoV", 0)
+    assert isinstance(told, dict)
+    call = ("nvmlDeviceGetGpuFabricInfoV", 0)
+    topology = twin("hgx-h100", nvml={call: {**told, "healthMask": mask}})
+    assert topology.gpus[0].missing["fabric"].reason == "unparsed"
+    assert silent(topology, "NVL405")
+
+
+def test_inactive_links_of_a_gpu_without_driver_facts() -> None:
+    """Two GPUs of one address: only one of them is a node with NVML's number."""
+    down = {("nvmlDeviceGetNvLinkState", 0, link): 0 for link in range(4)}
+    topology = twin("hgx-h100", nvml={**down, ("nvmlDeviceGetName", 0): Missing("timeout", "hung")})
+    assert broken(topology.facts) == []
+    found = known(topology.facts.nvml)
+    assert found is not None
+    gone = replace(
+        found,
+        lost={0: Missing("timeout", "hung")},
+        gpus=twin("hgx-h100", nvml=down).facts.nvml.gpus,
+    )  # type: ignore[union-attr]
+    changed = replace(topology.facts, nvml=gone)
+    assert broken(changed) == []
+    assert ("NVL401", "gpu0") not in loud(changed)
+
+
+def test_a_numa_node_that_was_not_read_is_not_blamed_on_the_firmware() -> None:
+    topology = twin("hgx-h100", files={gpu_function("numa_node"): NOT_RECORDED})
+    assert "gpu0: its NUMA node cannot be read" in report(topology, "NUM201").skipped[0].reason
+    assert report(topology, "NUM201").findings == []
+
+
+def test_modules_that_were_not_listed_may_be_loaded() -> None:
+    host = recorded("a100-nps4")
+    host.answers.files["/sys/module"] = Missing("denied")
+    assert silent(scan_host(host), "NIC507")
+
+
+def test_nics_are_not_far_when_a_place_is_unread() -> None:
+    """The HCA beside gpu0 cannot be placed: the fabric is not far, its way is unknown."""
+    topology = twin("hgx-h100", files={"/sys/bus/pci/devices/0000:19:00.0": NOT_RECORDED})
+    assert silent(topology, "NIC505") and silent(topology, "NIC506")
+
+
+def test_nodes_without_their_cpus_or_packages_are_not_suspect() -> None:
+    for gone in ("/sys/devices/system/node/node1/cpulist", "/sys/devices/system/node/node1/cpumap"):
+        host = recorded("a100-nps4")
+        host.answers.files[gone] = Missing("denied")
+        assert silent(scan_host(host), "NUM205")
+
+
+@pytest.mark.parametrize("machine", ["hgx-h100", "l40s-8-pcie", "a100-nps4", "dgx-1-v100"])
+def test_taking_answers_away_finds_nothing_more(machine: str) -> None:
+    whole, rules_broken = heard(recorded(machine))
+    assert not rules_broken
+    for seed in range(20):
+        rng = random.Random(f"{machine} {seed}")
+        host = recorded(machine)
+        share = rng.uniform(0.002, 0.2)
+        tables: tuple[dict[Any, Any], ...]
+        tables = (host.answers.files, host.answers.nvml, host.answers.commands)
+        for table in tables:
+            for key in [key for key in table if rng.random() < share]:
+                other = rng.choice((None, Missing("denied"), Missing("timeout", "no answer")))
+                if other is None:
+                    del table[key]
+                else:
+                    table[key] = other
+        found, rules_broken = heard(host)
+        assert not rules_broken, seed
+        assert found - whole == set(), seed
+
+
+def heard(host: RecordedHost) -> tuple[set[tuple[str, ...]], list[str]]:
+    """What is found at error or warning, but that probes broke; and rules that raised."""
+    told = check(scan_host(host))
+    return {
+        (finding.code, *finding.subjects)
+        for finding in told.findings
+        if finding.severity != "note" and finding.code not in ("PRB001", "PRB002")
+    }, [s.code for s in told.skipped if s.reason.startswith("the rule broke")]

@@ -12,7 +12,7 @@ from gputopo.topology.graph import Topology
 from tests.rules.machines import FIXTURES, found, guest, only, read, skipped
 from tests.rules.twin import twin
 
-GUESTS = {"azure-ndv5-vm", "t4-vm"}
+GUESTS = {"azure-ndv5-vm", "t4-vm", "firecracker-vm"}
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
 Max locked memory         {0:<20} {0:<20} bytes
