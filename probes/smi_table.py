@@ -404,7 +404,7 @@ class _Rows:
         return values
 
     def _next_line(self, number: int) -> str:
-        """What the next line has of these columns, where a row was wrapped within or before them."""
+        """What the next line has of these columns, where a row was wrapped in or before them."""
         lines = self.reader.lines
         more = lines[number + 1].strip() if number + 1 < len(lines) else ""
         return more if _MORE.fullmatch(more[:4096]) else ""
