@@ -76,6 +76,8 @@ def parse(text: str, nvlink: bool | None = True) -> Fact[SmiMatrix]:
     table = next((table for table in found if table.rows), found[0])
     if not table.rows:
         return Missing("unparsed", table.problems[0])
+    if any(other.rows and other.rows != table.rows for other in found if other is not table):
+        table.problems.append("another matrix, which differs from this one, is left out")
     return matrix_of(table, nvlink)
 
 

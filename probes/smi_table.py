@@ -14,11 +14,8 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-MAX_LINES = 20_000
-MAX_LINE = 1 << 16
-"""Characters of a line; sixteen GPUs and forty NICs all on one line are 25,000."""
+from gputopo.probes.smi_text import TAB, TableText
 
 MAX_DEVICES = 512
 MAX_PROBLEMS = 50
@@ -31,13 +28,8 @@ _WORD = re.compile(
 )
 _WORDS = re.compile(rf"(?:{_WORD.pattern})+")
 _GPU = re.compile(r"GPU(\d{1,3})")
-_NIC = re.compile(r"NIC\d{1,3}|[a-z](?=\w*\d)[\w.-]{1,63}")
+_NIC = re.compile(r"NIC\d{1,3}|[a-z](?=\w*\d)[\w.-]{0,62}[a-zA-Z\d]")
 """A column of a NIC: numbered, or by its own name (``mlx5_0``, ``ibp14s0``)."""
-
-_JOINT = re.compile(
-    r"(?<=\d)(?=GPU\d|NIC\d|mlx\d_|CPU\b)|(?<=Affinity)(?=NUMA\b|GPU\b)|(?<=N/A)(?=GPU\d|NIC\d|mlx\d_)"
-)
-"""Where a word of a header or a row begins though no blank is left before it."""
 
 _SET = re.compile(r"N/A|\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*")
 """A cell of the affinity columns: a list of CPUs or nodes."""
@@ -50,13 +42,6 @@ _LAST_AND_SET = re.compile(r"(PIX|PXB|PHB|NODE|SYS|SOC|X)(\d[\d,-]*)")
 
 AFFINITY = {"CPU": "cpus", "NUMA": "numa", "GPU": "memory"}
 """The affinity columns by the first word of their titles."""
-
-
-class _Token(NamedTuple):
-    text: str
-    line: int
-    start: int
-    end: int
 
 
 class Table:
@@ -104,15 +89,16 @@ def words_of(token: str) -> list[str]:
 
 
 class _Reader:
+    """Finds the tables of a text, one after the other."""
+
     def __init__(self, text: str) -> None:
-        self.lines = [line[:MAX_LINE] for line in text.split("\n")[:MAX_LINES]]
-        self.tokens = list(_tokens(self.lines))
+        self.text = TableText(text)
         self.at = 0
 
     def next(self) -> Table | None:
         """The next table that has a header and at least a row or a reason why it has none."""
-        while self.at < len(self.tokens):
-            if self._is_header(self.at):
+        while self.at < len(self.text.tokens):
+            if self.is_header(self.at):
                 table = self._table()
                 if table.rows or table.problems:
                     return table
@@ -120,87 +106,41 @@ class _Reader:
                 self.at += 1
         return None
 
-    # The header
-
-    def _is_header(self, at: int) -> bool:
+    def is_header(self, at: int) -> bool:
         """Whether a table begins here: GPU0, and after it anything but a cell."""
-        if self.tokens[at].text != "GPU0" or at + 1 == len(self.tokens):
+        if self.text.word(at) != "GPU0":
             return False
-        after = self.tokens[at + 1].text
+        after = self.text.word(at + 1)
         if after == "GPU0":  # a single column; the second is the row, if there is a cell behind it
-            return bool(self._words(at + 2)[0])
-        return _GPU.fullmatch(after) is not None or after in AFFINITY or self._is_nic(at + 1)
-
-    def _is_nic(self, at: int) -> bool:
-        return _NIC.fullmatch(self.tokens[at].text) is not None
+            return bool(words_of(self.text.word(at + 2)))
+        return _GPU.fullmatch(after) is not None or after in AFFINITY or bool(_NIC.fullmatch(after))
 
     def _table(self) -> Table:
         devices: list[str] = []
-        columns: list[str] = []
-        starts: list[int] = []
-        header = self.tokens[self.at]
-        while self.at < len(self.tokens) and len(devices) < MAX_DEVICES:
-            token = self.tokens[self.at]
-            following = self._text(self.at + 1)
+        columns: dict[str, int] = {}
+        line = self.text.tokens[self.at].line
+        while self.at < len(self.text.tokens) and len(devices) < MAX_DEVICES:
+            token = self.text.tokens[self.at]
             if token.text in AFFINITY:
-                if following not in ("Affinity", "NUMA", ""):
+                if self.text.word(self.at + 1) not in ("Affinity", "NUMA", ""):
                     break
-                columns.append(AFFINITY[token.text])
-                starts.append(token.start if token.line == header.line else -1)
+                columns.setdefault(AFFINITY[token.text], token.start if token.line == line else -1)
                 self.at += 3 if token.text == "GPU" else 2
                 continue
-            joined = token.text + following
-            expected = f"GPU{len(devices)}"
-            if _GPU.fullmatch(token.text):
-                if token.text != expected and joined == expected and self._is_wrapped(self.at):
-                    devices.append(joined)
-                    self.at += 2
-                    continue
-                if token.text != expected:
-                    break
-            elif not self._is_nic(self.at):
-                break
             if columns or token.text in devices:
+                break
+            if token.text != f"GPU{len(devices)}" and not _NIC.fullmatch(token.text):
                 break
             devices.append(token.text)
             self.at += 1
-        self.at = min(self.at, len(self.tokens))
-        table = Table(devices, list(dict.fromkeys(columns)))
-        _Rows(self, table, starts).read()
+        after = self.text.word(self.at)
+        if not columns and after and not after.startswith(tuple(devices)) and len(devices) > 1:
+            devices.pop()  # what stands there may be the rest of the name
+        table = Table(devices, list(columns))
+        if self.text.cropped:
+            table.problems.append("all lines end at the same column: they were cut there")
+        _Rows(self, table, list(columns.values())).read()
         return table
-
-    # Words
-
-    def _text(self, at: int) -> str:
-        return self.tokens[at].text if at < len(self.tokens) else ""
-
-    def _is_wrapped(self, at: int) -> bool:
-        """Whether a line ends after this word and the next word begins the next line."""
-        if at + 1 >= len(self.tokens):
-            return False
-        here, after = self.tokens[at], self.tokens[at + 1]
-        last = here.end == len(self.lines[here.line].rstrip())
-        return (
-            last
-            and after.line == here.line + 1
-            and not self.lines[after.line][: after.start].strip()
-        )
-
-    def _words(self, at: int) -> tuple[list[str], int]:
-        """The cells that begin at a word, and how many words they take.
-
-        A terminal breaks lines anywhere, so that a cell may go on at the next line's first column.
-        """
-        text = self._text(at)
-        found = words_of(text)
-        if not self._is_wrapped(at) or self.tokens[at + 1].start:
-            return found, 1
-        rest = self._text(at + 1)
-        if rest.isdigit() if found else not words_of(rest):
-            joined = words_of(text + rest)
-            if joined:
-                return joined, 2
-        return found, 1
 
 
 class _Rows:
@@ -219,18 +159,18 @@ class _Rows:
 
     def read(self) -> None:
         reader = self.reader
-        while reader.at < len(reader.tokens):
-            text = reader._text(reader.at)
-            if reader._is_header(reader.at):
+        while reader.at < len(reader.text.tokens):
+            text = reader.text.word(reader.at)
+            if reader.is_header(reader.at):
                 break
-            label, glued = self._label(text)
+            label, glued = self.label(text)
             if label and label not in self.seen and self._row(label, glued):
                 continue
             self._legend(text)
             reader.at += 1
         self._keep_certain()
 
-    def _label(self, text: str) -> tuple[str, list[str]]:
+    def label(self, text: str) -> tuple[str, list[str]]:
         """The row that a word begins, and the cells that are glued to its name."""
         if text in self.index:
             return text, []
@@ -240,11 +180,12 @@ class _Rows:
 
     def _legend(self, text: str) -> None:
         reader, table = self.reader, self.table
-        after = reader._text(reader.at + 1)
+        after = reader.text.word(reader.at + 1)
         if after == "=" and (words_of(text) or text == "NV#"):
             table.legend.add(text)
         elif text[-1] == ":" and text[:-1] in self.index and text.startswith("NIC"):
-            name = after[:64]
+            half = reader.text.open_end and reader.at + 2 == len(reader.text.tokens)
+            name = "" if half else after[:64]
             if name and name not in table.names.values():
                 table.names.setdefault(text[:-1], name)
 
@@ -255,35 +196,31 @@ class _Rows:
         at = start + 1
         tail = ""
         while len(cells) < wanted:
-            words, used = reader._words(at)
+            words = words_of(reader.text.word(at))
             if words:
                 cells = [*cells, *words]
-                at += used
+                at += 1
                 continue
-            glued = _LAST_AND_SET.fullmatch(reader._text(at)[:4096])
+            glued = _LAST_AND_SET.fullmatch(reader.text.word(at)[:4096])
             if glued and len(cells) + 1 == wanted:
                 cells, tail = [*cells, glued[1]], glued[2]
                 at += 1
             break
         if not cells:
-            if self._begins_line(start):
-                self._complain(label, f"{reader._text(at)[:20]!r} is no path class")
+            if reader.text.begins_line(start):
+                self._complain(label, f"{reader.text.word(at)[:20]!r} is no path class")
             return False
         self.seen.add(label)
         if len(cells) < wanted:
             self._short_row(label, cells, start, at)
         else:
-            self.wide |= len(cells) > wanted or bool(reader._words(at)[0])
-            ends = at == len(reader.tokens) and (table.columns or label != table.devices[-1])
-            self._whole_row(label, _uncut(cells) if ends else cells[:wanted])
+            self.wide |= len(cells) > wanted or bool(words_of(reader.text.word(at)))
+            half = reader.text.open_end and at == len(reader.text.tokens)
+            self._whole_row(label, _uncut(cells[:wanted]) if half else cells[:wanted])
             if label.startswith("GPU") and table.columns:
                 self._affinity(label, at, tail)
         reader.at = at
         return True
-
-    def _begins_line(self, at: int) -> bool:
-        token = self.reader.tokens[at]
-        return not self.reader.lines[token.line][: token.start].strip(" \t>#|*")
 
     def _complain(self, row: str, what: str) -> None:
         text = f"row {row}: {what}"
@@ -300,7 +237,7 @@ class _Rows:
         """Keeps what cannot be shifted of a row that lacks cells."""
         reader, own = self.reader, self.index[label]
         placed = self._by_tabs(label, start)
-        cut = at >= len(reader.tokens)
+        cut = at >= len(reader.text.tokens)
         if placed is not None:
             self._keep(label, placed)
         elif [number for number, cell in enumerate(cells) if cell == "X"] == [own]:
@@ -309,16 +246,16 @@ class _Rows:
         elif cut and "X" not in cells and len(cells) <= own:
             self._keep(label, dict(enumerate(_uncut(cells))))
         what = f"{len(cells)} of {len(self.table.devices)} cells"
-        if not cut and reader.tokens[at].line == reader.tokens[at - 1].line:
-            what += f", then {reader._text(at)[:20]!r}"
+        if not cut and reader.text.tokens[at].line == reader.text.tokens[at - 1].line:
+            what += f", then {reader.text.word(at)[:20]!r}"
         self._complain(label, what)
 
     def _by_tabs(self, label: str, start: int) -> dict[int, str] | None:
         """The cells of a row with empty ones between tabs; None where tabs do not tell."""
-        token = self.reader.tokens[start]
+        token = self.reader.text.tokens[start]
         if token.text != label:
             return None
-        parts = self.reader.lines[token.line][token.end :].split("\t")[1:]
+        parts = self.reader.text.lines[token.line][token.end :].split("\t")[1:]
         cells = [part.strip() for part in parts[: len(self.table.devices)]]
         if len(cells) < len(self.table.devices) or cells[self.index[label]] != "X":
             return None
@@ -337,14 +274,14 @@ class _Rows:
     def _affinity(self, label: str, at: int, glued: str) -> None:
         """Reads what stands behind the cells of a GPU's row: all of it, or nothing."""
         reader, columns = self.reader, self.table.columns
-        last = reader.tokens[at - 1]
+        last = reader.text.tokens[at - 1]
         begin = last.end - len(glued)
-        line = reader.lines[last.line]
+        line = reader.text.lines[last.line]
         stop = next(
             (
                 t.start
-                for t in reader.tokens[at : at + 8]
-                if t.line == last.line and self._label(t.text)[0]
+                for t in reader.text.tokens[at : at + 8]
+                if t.line == last.line and self.label(t.text)[0]
             ),
             len(line),
         )
@@ -380,45 +317,40 @@ class _Rows:
 
     def _by_count(self, rest: str) -> list[str | None] | None:
         values = rest.split()
-        if rest.lstrip(" ").startswith(("\t\t", "\t \t")):
+        blank = rest[: len(rest) - len(rest.lstrip())]
+        if blank.count("\t") > 1 or len(blank) > TAB:
             return None  # the first cell is empty
         whole = len(values) == len(self.table.columns) and _are_sets(values)
         return list(values) if whole else None
 
     def _by_place(self, number: int, begin: int, stop: int) -> list[str | None] | None:
         """By the columns in which the header's titles begin, where tabs became blanks."""
-        line = self.reader.lines[number]
+        line = self.reader.text.lines[number]
         if "\t" in line or len(self.starts) != len(self.table.columns):
             return None
-        values: list[str | None] = [None] * len(self.starts)
         words = list(re.finditer(r"\S+", line[begin:stop]))
-        for word in words:
-            start = begin + word.start()
-            if start not in self.starts or not _SET.fullmatch(word[0]):
-                return None
-            values[self.starts.index(start)] = word[0]
-        if not words:
-            return None
-        if values[0] is None:
-            values[0] = ""
-        return values
+        if [begin + word.start() for word in words] != self.starts[1:]:
+            return None  # only the CPUs may be an empty cell
+        values = [word[0] for word in words]
+        return ["", *values] if values and _are_sets(values) else None
 
     def _next_line(self, number: int) -> str:
-        """What the next line has of these columns, where a row was wrapped in or before them."""
-        lines = self.reader.lines
+        """What the next line has of these columns, where a row was broken in or before them."""
+        lines = self.reader.text.lines
         more = lines[number + 1].strip() if number + 1 < len(lines) else ""
         return more if _MORE.fullmatch(more[:4096]) else ""
 
     def _wrapped(self, rest: str, more: str) -> list[str | None] | None:
-        """Both lines together: cut between two cells, or within one."""
-        return self._by_count(f"{rest.rstrip()} {more}") or self._by_count(rest.rstrip() + more)
+        """Both lines together: broken between two cells, or after a comma."""
+        joint = "" if rest.rstrip().endswith((",", "-")) else " "
+        return self._by_count(rest.rstrip() + joint + more)
 
     # Once all rows are read
 
     def _keep_certain(self) -> None:
         table = self.table
         absent = [device for device in table.devices if device not in self.seen]
-        if absent:
+        if absent and self.reader.text.open_end:
             self._drop_last_value()
         self._drop_cut_lists()
         if self.wide:
@@ -443,7 +375,7 @@ class _Rows:
 
     def _drop_last_value(self) -> None:
         """Of a table that was cut, the last word may be half a word."""
-        last = self.reader.tokens[-1].text
+        last = self.reader.text.tokens[-1].text
         for column, values in self.table.affinity.items():
             row = next(reversed(values), "")
             if row and values[row] and last.endswith(values[row]) and values[row] != "N/A":
@@ -471,17 +403,6 @@ class _Rows:
                 if back is not None and back != cell:
                     self._complain(a, f"{cell} to {b}, which has {back} to it")
                     del cells[b], rows[b][a]
-
-
-def _tokens(lines: Sequence[str]) -> Iterator[_Token]:
-    """Words with their places, split where a blank was lost before a name."""
-    for number, line in enumerate(lines):
-        for match in re.finditer(r"\S+", line):
-            start = match.start()
-            for part in _JOINT.split(match[0]) if len(match[0]) > 4 else [match[0]]:
-                if part:
-                    yield _Token(part, number, start, start + len(part))
-                start += len(part)
 
 
 def _uncut(cells: list[str]) -> list[str]:

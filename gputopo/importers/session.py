@@ -156,10 +156,12 @@ class Piece(msgspec.Struct):
     typed: str
     lines: list[str]
     idle: int = 0
+    is_last: bool = False
+    """Whether the text ends with it; then its last line may have been cut."""
 
     @property
     def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
+        return "\n".join(self.lines) + ("" if self.is_last else "\n")
 
 
 def recognise(data: bytes, name: str) -> RecordedHost | None:
@@ -223,6 +225,8 @@ def pieces(lines: list[str]) -> list[Piece]:
                 current = None
             else:
                 current.lines.append(line)
+    if current is not None:
+        current.is_last = True
     return found
 
 
